@@ -37,7 +37,7 @@ class Progress:
     def advance(self, description: str | None = None, by: int = 1) -> None:
         """Counts `by` items as done and names the one now at work."""
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, advance=by, **({"description": description} if description else {}))
+            self._bar.update(self._task, advance=by, description=description)
 
     def line(self, text: str) -> None:
         """One line per group of items where there is no bar, so that a log shows life."""
@@ -171,7 +171,7 @@ class Output:
             FailedError: the answer was no (`declined`).
         """
         if not yes and not self.confirm(question):
-            raise FailedError("nothing was changed", code="declined", hint="the answer was no")
+            raise FailedError("the answer was no; nothing was changed", code="declined")
 
     @contextmanager
     def progress(self, total: int | None, description: str) -> Iterator[Progress]:
