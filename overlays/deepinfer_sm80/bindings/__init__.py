@@ -1,0 +1,78 @@
+"""Every binding, and putting those of one module in place; imports neither torch nor vLLM."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+from . import cache_utils, rocm
+from .spec import BindError, Binding
+
+__all__ = ["ALL", "LAYOUTS", "OPS", "BindError", "Binding", "attach", "find", "is_ours"]
+
+# V4.1's folder in vLLM, and in the forks that came before it
+LAYOUTS = ("deepseek_v41", "deepseek_v4_1")
+ALL: dict[str, tuple[Binding, ...]] = {module.MODULE: module.BINDINGS for module in (cache_utils, rocm)}
+OPS = tuple(sorted({binding.op for bindings in ALL.values() for binding in bindings}))
+
+
+def find(name: str) -> tuple[Binding, ...]:
+    """The bindings of the vLLM module `name`.
+
+    Raises:
+        BindError: there are none, so a hook and this payload are not of one release.
+    """
+    _, _, path = name.partition(".")
+    for template, bindings in ALL.items():
+        if path in {template.format(layout=layout) for layout in LAYOUTS}:
+            return bindings
+    raise BindError(f"this overlay has nothing to bind in {name}")
+
+
+def attach(name: str, ops: Iterable[str]) -> list[Binding]:
+    """Put the bindings of `ops` in place in the module `name`, all or none; those in place already are kept.
+
+    Returns:
+        The bindings that are in place now.
+
+    Raises:
+        BindError: a symbol is missing, comes from another module or has an unknown signature.
+    """
+    wanted = [binding for binding in find(name) if binding.op in set(ops)]
+    module = sys.modules.get(name)
+    if module is None:
+        raise BindError(f"{name} is not an imported module")
+    ready = [(binding, *_replacement(binding, module)) for binding in wanted]
+    for binding, owner, replacement in ready:
+        setattr(owner, binding.symbol.rpartition(".")[2], replacement)
+    return wanted
+
+
+def is_ours(value: Any) -> bool:
+    """Whether `value` is a replacement made by this overlay."""
+    return isinstance(getattr(value, "__deepinfer__", None), dict)
+
+
+def _replacement(binding: Binding, module: ModuleType) -> tuple[Any, Callable[..., Any]]:
+    """Where the symbol lives (module or class) and what goes there."""
+    label = f"{module.__name__}.{binding.symbol} (op {binding.op})"
+    *path, last = binding.symbol.split(".")
+    owner: Any = module
+    for part in path:
+        owner = vars(owner).get(part)
+        if owner is None:
+            raise BindError(f"{label} is missing: no {part}")
+    if last not in vars(owner):
+        raise BindError(f"{label} is missing")
+    stock = vars(owner)[last]
+    if (inspect.isroutine(stock) or inspect.isclass(stock)) and stock.__module__ != module.__name__:
+        raise BindError(f"{label} is not defined there but comes from {stock.__module__}")
+    if is_ours(stock):
+        return owner, stock
+    try:
+        return owner, binding.adapt(stock, module.__name__)
+    except BindError as error:
+        raise BindError(f"{label} {error}") from None
