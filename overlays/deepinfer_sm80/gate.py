@@ -191,4 +191,4 @@ def _sm_count() -> int | None:
 def _sm_count_of(index: int) -> int:
     import torch
 
-    return torch.cuda.get_device_properties(index).multi_processor_count
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)

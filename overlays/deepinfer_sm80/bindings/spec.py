@@ -49,8 +49,8 @@ class Binding:
                 replacement.__qualname__ = self.symbol
                 replacement.__deepinfer__ = {"op": self.op, "stock": stock}  # type: ignore[attr-defined]
                 return replacement
-        differences = [_difference(wanted, _parameters(known)) for known in replacements]
-        raise BindError(f"has an unknown signature ({'; '.join(min(differences, key=len))})")
+        nearest = min((_difference(wanted, _parameters(known)) for known in replacements), key=_distance)
+        raise BindError(f"has an unknown signature ({'; '.join(nearest)})")
 
 
 def _parameters(function: Callable[..., Any]) -> list[tuple[str, str, str]]:
@@ -69,6 +69,10 @@ def _difference(found: list[tuple[str, str, str]], known: list[tuple[str, str, s
         if name in there and here[name] != there[name]:
             parts.append(f"{name} is {_spelled(here[name])}, not {_spelled(there[name])}")
     return parts or [f"order: {', '.join(here)}"]
+
+
+def _distance(parts: list[str]) -> tuple[int, int]:
+    return len(parts), sum(part.startswith(("added", "missing")) for part in parts)
 
 
 def _spelled(parameter: tuple[str, str, str]) -> str:

@@ -1,0 +1,152 @@
+"""The live check: import the target's vLLM in its own interpreter and see what the overlay has bound.
+
+Run by path with that interpreter (`python live.py`), which may have no DeepInfer: standard library only. The
+request is one JSON document on stdin:
+
+    parent    folder that holds `vllm`, put first on sys.path; null where the interpreter finds it itself
+    layout    V4.1's folder, such as `deepseek_v41`
+    modules   hooked modules to import by name. `amd.rocm` starts CUDA: list it only where that is wanted
+    expect    ops that must be bound
+    skipped   ops that the install left to stock
+    mode      `bound`, or `stock`: nothing may be bound (run with DEEPINFER_DISABLE=1)
+
+The answer is one JSON line on stdout; all else that vLLM prints goes to stderr. The exit code is 0 also when the
+check fails:
+
+    ok            no problem and no error
+    vllm_file, payload_file, report    what was imported, and `deepinfer_sm80.report()`; null where not reached
+    importers     {module, symbol, same}: each loaded module that holds one of the names, and whether it is the
+                  object it must be (ours for a bound op, stock's for any other)
+    problems      sentences; what is bound wrongly
+    error         null, or {kind, message, stage}: stage `import` (this vLLM cannot be imported here, which says
+                  nothing about the overlay), `bind` (the overlay refused, or is missing), `check`
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+MESSAGE_LIMIT = 2000
+PAYLOAD = "vllm.deepinfer_sm80"
+
+
+def main() -> None:
+    """Read the request, run the check, write the answer."""
+    answer_to = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    # run by path, this folder comes first on sys.path, and its modules have everyday names
+    here = Path(__file__).resolve().parent
+    sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve() != here]
+    answer = check(json.loads(sys.stdin.read()))
+    answer_to.write(json.dumps(answer) + "\n")
+    answer_to.flush()
+    # vLLM may have left threads behind, which would keep the process or print after the answer
+    os._exit(0)
+
+
+def check(request: dict[str, Any]) -> dict[str, Any]:
+    """The answer to `request`; never raises for what vLLM or the overlay does."""
+    answer: dict[str, Any] = {
+        "ok": False,
+        "vllm_file": None,
+        "payload_file": None,
+        "report": None,
+        "importers": [],
+        "problems": [],
+        "error": None,
+    }
+    stage = "import"
+    try:
+        _import(request, answer)
+        stage = "check"
+        _examine(request, answer)
+    except (Exception, SystemExit) as error:
+        answer["error"] = {
+            "kind": type(error).__name__,
+            "message": str(error)[:MESSAGE_LIMIT],
+            "stage": "bind" if _from_overlay(error) else stage,
+        }
+    answer["ok"] = not answer["problems"] and answer["error"] is None
+    return answer
+
+
+def _from_overlay(error: BaseException) -> bool:
+    """Whether the overlay raised it, or is missing although a hook asks for it."""
+    if isinstance(error, ImportError) and (error.name or "").startswith(PAYLOAD):
+        return True
+    trace = error.__traceback__
+    while trace is not None:
+        if str(trace.tb_frame.f_globals.get("__name__")).startswith(PAYLOAD):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _import(request: dict[str, Any], answer: dict[str, Any]) -> None:
+    if request.get("parent"):
+        sys.path.insert(0, request["parent"])
+    answer["vllm_file"] = importlib.import_module("vllm").__file__
+    importlib.import_module(f"vllm.models.{request['layout']}")
+    for module in request.get("modules", ()):
+        importlib.import_module(module)
+
+
+def _examine(request: dict[str, Any], answer: dict[str, Any]) -> None:
+    payload = importlib.import_module(PAYLOAD)
+    bindings = importlib.import_module(f"{PAYLOAD}.bindings")
+    answer["payload_file"] = payload.__file__
+    report = answer["report"] = payload.report()
+    answer["importers"] = list(_importers(request["layout"], report["bound"], bindings))
+    if request.get("mode", "bound") == "stock":
+        problems = [f"{one['module']}.{one['symbol']} is bound" for one in report["bound"]]
+    else:
+        problems = list(_missing(request, report, bindings))
+    problems += [
+        f"{one['module']} holds another {one['symbol']} than it must"
+        for one in answer["importers"]
+        if not one["same"]
+    ]
+    answer["problems"] = problems
+
+
+def _missing(request: dict[str, Any], report: dict[str, Any], bindings: Any) -> Iterator[str]:
+    """What should be bound and is not, and the reverse."""
+    if not report["enabled"]:
+        yield "the overlay is off here: no SM8x device, or DEEPINFER_DISABLE is set"
+        return
+    left = set(request.get("skipped", ())) | set(report["disabled_ops"])
+    bound = {one["op"] for one in report["bound"]}
+    yield from (f"op {op} is not bound" for op in sorted(set(request.get("expect", ())) - bound - left))
+    yield from (f"op {op} is bound, though it should be left to stock" for op in sorted(left & bound))
+    done = {(one["module"], one["symbol"]) for one in report["bound"]}
+    for module in request.get("modules", ()):
+        for binding in bindings.find(module):
+            if binding.op not in left and (module, binding.symbol) not in done:
+                yield f"{module}.{binding.symbol} is not bound"
+
+
+def _importers(layout: str, bound: list[dict[str, str]], bindings: Any) -> Iterator[dict[str, Any]]:
+    """Every loaded module of V4.1 and of `vllm.v1` that holds one of the names we replace."""
+    symbols = {one.symbol for group in bindings.ALL.values() for one in group if "." not in one.symbol}
+    ours = [(one["symbol"], getattr(sys.modules[one["module"]], one["symbol"])) for one in bound]
+    replaced = {symbol for symbol, _ in ours}
+    for name, module in sorted(sys.modules.items()):
+        if not f"{name}.".startswith((f"vllm.models.{layout}.", "vllm.v1.")):
+            continue
+        held = getattr(module, "__dict__", {})
+        for symbol in sorted(symbols & held.keys()):
+            if symbol in replaced:
+                same = any(held[symbol] is value for known, value in ours if known == symbol)
+            else:
+                same = not bindings.is_ours(held[symbol])
+            yield {"module": name, "symbol": symbol, "same": same}
+
+
+if __name__ == "__main__":
+    main()
