@@ -1,0 +1,72 @@
+"""Makes Triton's interpreter compute bf16 as a GPU does.
+
+The interpreter keeps bf16 as uint16: `tl.dot` on bf16 multiplies raw codes, and a cast from fp32 truncates.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def install() -> None:
+    """Replaces the interpreter's dot (operands widened to fp32) and its bf16 cast (round to nearest even).
+
+    Idempotent. `TRITON_INTERPRET=1` must have been set before any kernel was decorated.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    if getattr(builder, "_deepinfer_installed", False):
+        return
+    stock_cast, stock_fp_to_fp, handle = builder.cast_impl, builder.create_fp_to_fp, interpreter.TensorHandle
+
+    def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
+        source, target = src.dtype.scalar, dst_type.scalar
+        if tl.bfloat16 not in (source, target) or source == target:
+            return stock_cast(self, src, dst_type)
+        wide = widen(src.data) if source == tl.bfloat16 else src.data
+        if target == tl.bfloat16:
+            return handle(narrow(wide), target)
+        return handle(wide.astype(interpreter._get_np_dtype(target)), target)
+
+    def create_fp_to_fp(self: Any, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
+        if tl.bfloat16 in (src.dtype.scalar, dst_type.scalar):
+            return cast_impl(self, src, dst_type)
+        return stock_fp_to_fp(self, src, dst_type, rounding_mode)
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *_options: Any) -> Any:
+        import numpy as np
+
+        kind = np.float32 if d.data.dtype.itemsize == 2 else d.data.dtype
+        product = np.matmul(operand(a), operand(b), dtype=kind)
+        return handle((product + d.data).astype(d.data.dtype), d.dtype.scalar)
+
+    def operand(value: Any) -> Any:
+        scalar = value.dtype.scalar
+        if scalar == tl.bfloat16:
+            return widen(value.data)
+        if scalar.primitive_bitwidth == 8 and scalar.is_floating():
+            return interpreter._convert_float(value.data, scalar, tl.float32, None).view("float32")
+        return value.data
+
+    builder.cast_impl = cast_impl
+    builder.create_fp_to_fp = create_fp_to_fp
+    builder.create_dot = create_dot
+    builder._deepinfer_installed = True
+
+
+def widen(codes: Any) -> Any:
+    """bf16 codes (uint16 array) as float32."""
+    return (codes.astype("uint32") << 16).view("float32")
+
+
+def narrow(values: Any) -> Any:
+    """float array to bf16 codes (uint16), nearest even, NaN kept quiet; float64 is rounded to float32 first."""
+    import numpy as np
+
+    values = np.asarray(values, dtype=np.float32)
+    bits = values.view(np.uint32).astype(np.uint64)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    quiet = ((bits >> 16) | 0x40).astype(np.uint16)
+    return np.where(np.isnan(values), quiet, rounded)

@@ -1,0 +1,278 @@
+"""Runs an op's cases against the oracle, inside a worker: on a GPU, or on a CPU in Triton's interpreter."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from deepinfer_cli.validate.compare import Verdict, compare_outputs, same_bytes
+from deepinfer_cli.validate.model import CaseResult, Level, Status
+
+REPEATS = 20
+SM_COUNTS = (72, 82, 84, 108, 128, 132)
+_CHUNK_BYTES = 1 << 24
+
+
+def workloads_of(op: str) -> Any:
+    """The payload's workloads module of `op`."""
+    return importlib.import_module(f"deepinfer_sm80.ops.{op}.workloads")
+
+
+def run(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None:
+    """Emits `plan` with the case ids, then `start` and `result` per case."""
+    level = Level(request["level"])
+    interpreted = level is Level.INTERPRETER
+    if interpreted:
+        from deepinfer_cli.validate import interpreter
+
+        interpreter.install()
+    workloads = workloads_of(request["op"])
+    cases = {case.id: case for case in workloads.cases(request["suite"])}
+    if interpreted:
+        cases = {name: case for name, case in cases.items() if not case.gpu_only}
+    wanted = [name for name in cases if request["cases"] is None or name in request["cases"]]
+    emit({"event": "plan", "cases": wanted})
+    for name in wanted:
+        emit({"event": "start", "case": name})
+        result = run_case(workloads, cases[name], level)
+        emit({"event": "result", "result": result.to_json()})
+        if result.status is Status.RUNTIME_ERROR and not interpreted and not _context_works():
+            emit({"event": "restart"})
+            return
+
+
+def run_case(workloads: Any, case: Any, level: Level) -> CaseResult:
+    """One case; whatever is raised becomes a result."""
+    began = time.perf_counter()
+    device = "cpu" if level is Level.INTERPRETER else "cuda"
+    try:
+        short = _too_little_memory(case, device)
+        if short:
+            return CaseResult(case.id, case.op, level, Status.SKIPPED, short)
+        verdict, extra = check_case(workloads, case, device)
+    except Exception as error:
+        status = Status.COMPILE_ERROR if _is_compile_error(error) else Status.RUNTIME_ERROR
+        return CaseResult(
+            case.id, case.op, level, status, f"{type(error).__name__}: {error}"[:2000],
+            duration_s=time.perf_counter() - began, extra={"traceback": traceback.format_exc()[-4000:]},
+        )  # fmt: skip
+    return CaseResult(
+        case.id, case.op, level, Status.PASSED if verdict.ok else Status.FAILED, verdict.reason,
+        verdict.max_abs, verdict.max_rel, verdict.matched_ratio, verdict.first_bad,
+        time.perf_counter() - began, extra,
+    )  # fmt: skip
+
+
+def _context_works() -> bool:
+    """Whether this process can still use the GPU; an illegal access ends that."""
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+        torch.zeros(1, device="cuda").item()
+    except RuntimeError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One case after its first, correct run: what the further checks need."""
+
+    workloads: Any
+    case: Any
+    device: str
+    function: Callable[..., Any] | None
+    inputs: dict[str, Any]
+    got: dict[str, Any]
+    want: dict[str, Any]
+
+    def run(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Runs the op and waits for it."""
+        outputs: dict[str, Any] = self.workloads.run(inputs, self.function)
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+        return outputs
+
+    def compare(self, outputs: dict[str, Any], want: dict[str, Any] | None = None) -> Verdict:
+        """Compares with the oracle."""
+        return compare_outputs(outputs, self.want if want is None else want, self.workloads.TOLERANCES)
+
+
+def check_case(
+    workloads: Any, case: Any, device: str, function: Callable[..., Any] | None = None
+) -> tuple[Verdict, dict[str, Any]]:
+    """Oracle, run, inputs untouched, repeats, other SM counts, graph replay; the first fault decides.
+
+    Args:
+        workloads: the op's workloads module.
+        case: one of its cases.
+        device: `cuda`, or `cpu` for the interpreter.
+        function: checked instead of the op, with the op's keyword contract.
+
+    Returns:
+        The verdict, and what was done besides comparing once.
+    """
+    inputs = workloads.make_inputs(case, device)
+    want = workloads.expected(case, inputs)
+    spare = clone_inputs(inputs)
+    before = {name: fingerprint(value) for name, value in inputs.items() if _is_tensor(value)}
+    first = Trial(workloads, case, device, function, spare, {}, want)
+    got = first.run(inputs)
+    verdict = first.compare(got)
+    if not verdict.ok:
+        return verdict, {}
+    changed = _changed_inputs(inputs, got, before)
+    if changed:
+        return dataclasses.replace(verdict, reason=f"inputs were written to: {', '.join(changed)}"), {}
+    trial = dataclasses.replace(first, got=got)
+    extra: dict[str, Any] = {}
+    for check in (_repeat, _sweep_sm_counts, _replay_graph) if device == "cuda" else (_sweep_sm_counts,):
+        reason, done = check(trial)
+        if reason:
+            return dataclasses.replace(verdict, reason=reason), extra
+        extra.update(done)
+    return verdict, extra
+
+
+def _repeat(trial: Trial) -> tuple[str, dict[str, Any]]:
+    for number in range(2, REPEATS + 1):
+        again = trial.run(clone_inputs(trial.inputs))
+        for name, value in trial.got.items():
+            if not same_bytes(again[name], value):
+                return f"{name}: run {number} differs from run 1", {}
+    return "", {"repeats": REPEATS}
+
+
+def _sweep_sm_counts(trial: Trial) -> tuple[str, dict[str, Any]]:
+    gate = importlib.import_module("deepinfer_sm80.gate")
+    # the interpreter is slow: the smallest and the largest card stand for the rest there
+    counts = SM_COUNTS if trial.device == "cuda" else (SM_COUNTS[0], SM_COUNTS[-1])
+    for count in counts:
+        with gate.assume(sm_count=count):
+            verdict = trial.compare(trial.run(clone_inputs(trial.inputs)))
+        if not verdict.ok:
+            return f"with {count} SMs: {verdict.reason}", {}
+    return "", {"sm_counts": list(counts)}
+
+
+def _replay_graph(trial: Trial) -> tuple[str, dict[str, Any]]:
+    """Captures the op, replays it, then replays it with other inputs in the same buffers."""
+    import torch
+
+    inputs = clone_inputs(trial.inputs)
+    other_case = dataclasses.replace(trial.case, name=f"{trial.case.name}+replay")
+    other = trial.workloads.make_inputs(other_case, trial.device)
+    swap = _replaceable(inputs, other)
+    other_want = trial.workloads.expected(other_case, other) if swap else {}
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        trial.workloads.run(clone_inputs(trial.inputs), trial.function)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = trial.workloads.run(inputs, trial.function)
+    graph.replay()
+    torch.cuda.synchronize()
+    verdict = trial.compare(outputs)
+    if verdict.ok and swap:
+        for name, value in inputs.items():
+            if _is_tensor(value):
+                value.copy_(other[name])
+        graph.replay()
+        torch.cuda.synchronize()
+        verdict = trial.compare(outputs, other_want)
+    done = {"graph": "replayed, also with other inputs" if swap else "replayed with the same inputs"}
+    return (f"graph replay: {verdict.reason}", {}) if not verdict.ok else ("", done)
+
+
+def _replaceable(inputs: dict[str, Any], other: dict[str, Any]) -> bool:
+    for name, value in inputs.items():
+        if _is_tensor(value):
+            if not _is_tensor(other[name]) or value.shape != other[name].shape:
+                return False
+        elif value is not other[name] and value != other[name]:
+            return False
+    return True
+
+
+def clone_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
+    """A deep copy that keeps strides, gaps between pages, and what shares a storage."""
+    storages: dict[int, Any] = {}
+
+    def clone(value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return type(value)(clone(item) for item in value)
+        if not _is_tensor(value):
+            return value
+        storage = value.untyped_storage()
+        if not storage.nbytes():
+            return value.clone()
+        if storage.data_ptr() not in storages:
+            storages[storage.data_ptr()] = storage.clone()
+        copy = storages[storage.data_ptr()]
+        return value.new_empty(0).set_(copy, value.storage_offset(), value.shape, value.stride())
+
+    return {name: clone(value) for name, value in inputs.items()}
+
+
+def fingerprint(tensor: Any) -> tuple[int, ...]:
+    """Two checksums of a tensor's elements, taken in chunks so that a cache of many GiB fits."""
+    import torch
+
+    rows = tensor.reshape(1) if tensor.dim() == 0 else tensor
+    if rows.numel() == 0:
+        return (0, 0)
+    step = max(1, _CHUNK_BYTES * rows.shape[0] // (rows.numel() * rows.element_size()))
+    plain = weighted = 0
+    for start in range(0, rows.shape[0], step):
+        data = rows[start : start + step].contiguous().view(-1).view(torch.uint8).long()
+        weights = torch.arange(start + 1, start + 1 + data.numel(), device=data.device)
+        plain += int(data.sum())
+        weighted ^= int((data * weights).sum())
+    return (plain, weighted)
+
+
+def _changed_inputs(inputs: dict[str, Any], outputs: dict[str, Any], before: dict[str, Any]) -> list[str]:
+    written = {value.untyped_storage().data_ptr() for value in outputs.values()}
+    return [
+        name
+        for name, mark in before.items()
+        if inputs[name].untyped_storage().data_ptr() not in written and fingerprint(inputs[name]) != mark
+    ]
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "untyped_storage")
+
+
+def _too_little_memory(case: Any, device: str) -> str:
+    if not case.memory_bytes or device != "cuda":
+        return ""
+    import torch
+
+    free, _total = torch.cuda.mem_get_info()
+    # the copies for the repeats and the graph's second set of inputs come on top
+    needed = 3 * case.memory_bytes
+    return f"needs {needed / 2**30:.1f} GiB of free device memory" if free < needed else ""
+
+
+def _is_compile_error(error: BaseException) -> bool:
+    while True:
+        if type(error).__module__.startswith("triton.compiler") or type(error).__name__ in _COMPILE_ERRORS:
+            return True
+        following = error.__cause__
+        if following is None:
+            return False
+        error = following
+
+
+_COMPILE_ERRORS = {"CompilationError", "OutOfResources", "PTXASError"}

@@ -1,0 +1,216 @@
+"""Starts workers, watches them, and turns a crash or a hang into a result."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from deepinfer_cli.errors import FailedError
+from deepinfer_cli.validate.model import CaseResult, Level, Status
+
+WORKER = Path(__file__).with_name("worker.py")
+DEFAULT_TIMEOUT_S = 300.0
+_TAIL_CHARS = 4000
+# what this process was given must not decide what a worker tests
+_CLEARED = ("TRITON_INTERPRET", "TRITON_OVERRIDE_ARCH", "PYTHONSTARTUP")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One worker's work.
+
+    Attributes:
+        python: interpreter of the worker.
+        request: the JSON request, without `cases`.
+        env: variables added to this process's.
+        timeout_s: for one case; start-up (imports, compiling) has as long again.
+        path: folders put in front of the worker's `PYTHONPATH`.
+    """
+
+    python: Path
+    request: dict[str, Any]
+    env: dict[str, str] = field(default_factory=dict)
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    path: tuple[Path, ...] = ()
+
+    @property
+    def level(self) -> Level:
+        """The level its results belong to."""
+        return Level(self.request.get("level", Level.NUMERICS.value))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnd:
+    """How a worker ended.
+
+    Attributes:
+        status: PASSED when it said it was done, TIMEOUT, or RUNTIME_ERROR.
+        reason: exit code or signal in words.
+        stderr: the tail of what it printed.
+    """
+
+    status: Status
+    reason: str = ""
+    stderr: str = ""
+
+
+def events(job: Job, cases: list[str] | None = None) -> Iterator[dict[str, Any] | WorkerEnd]:
+    """Runs one worker: yields its events as they come, and a `WorkerEnd` last. Its process group never survives."""
+    env = {name: value for name, value in os.environ.items() if name not in _CLEARED} | job.env
+    if job.path:
+        env["PYTHONPATH"] = os.pathsep.join([*map(str, job.path), *filter(None, [env.get("PYTHONPATH")])])
+    with tempfile.TemporaryDirectory(prefix="deepinfer-") as folder, tempfile.TemporaryFile() as stderr:
+        env.setdefault("TRITON_CACHE_DIR", folder)
+        process = subprocess.Popen(
+            [str(job.python), str(WORKER)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=env, start_new_session=True,
+        )  # fmt: skip
+        try:
+            yield from _listen(process, job, json.dumps(job.request | {"cases": cases}), stderr)
+        finally:
+            kill_group(process)
+
+
+def _listen(
+    process: subprocess.Popen[bytes], job: Job, request: str, stderr: IO[bytes]
+) -> Iterator[dict[str, Any] | WorkerEnd]:
+    lines: queue.Queue[bytes | None] = queue.Queue()
+    assert process.stdin is not None and process.stdout is not None
+    threading.Thread(target=_pump, args=(process.stdout, lines), daemon=True).start()
+    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+        pipe.write(request.encode())
+    done = False
+    while True:
+        try:
+            line = lines.get(timeout=job.timeout_s)
+        except queue.Empty:
+            yield WorkerEnd(Status.TIMEOUT, f"no result within {job.timeout_s:g} s", _tail(stderr))
+            return
+        if line is None:
+            break
+        event = json.loads(line)
+        done = done or event["event"] == "done"
+        yield event
+    code = process.wait()
+    if done and code == 0:
+        yield WorkerEnd(Status.PASSED)
+    else:
+        yield WorkerEnd(Status.RUNTIME_ERROR, f"the worker {_exit_words(code)}", _tail(stderr))
+
+
+def _pump(stream: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put(None)
+
+
+def _exit_words(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _tail(stderr: IO[bytes]) -> str:
+    size = stderr.seek(0, os.SEEK_END)
+    stderr.seek(max(0, size - _TAIL_CHARS))
+    return stderr.read().decode(errors="replace").strip()
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Ends a worker and everything it started; fine if it is gone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=10)
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                stream.close()
+
+
+def run_cases(job: Job, cases: list[str] | None = None) -> Iterator[CaseResult]:
+    """Every case of one op, through as many workers as crashes and hangs make necessary.
+
+    A case that was running when its worker died gets the blame; those after it start in a new worker.
+
+    Raises:
+        FailedError: a worker tested other bytes than it was asked to.
+    """
+    op = job.request["op"]
+    while True:
+        running: str | None = None
+        planned: list[str] | None = None
+        restart = False
+        end = WorkerEnd(Status.RUNTIME_ERROR, "the worker said nothing")
+        for event in events(job, cases):
+            if isinstance(event, WorkerEnd):
+                end = event
+            elif event["event"] == "hello":
+                _require_digest(job, event)
+            elif event["event"] == "plan":
+                planned = list(event["cases"])
+            elif event["event"] == "start":
+                running = event["case"]
+            elif event["event"] == "restart":
+                restart = True
+            elif event["event"] == "result":
+                result = CaseResult.from_json(event["result"])
+                running = None
+                if planned and result.case in planned:
+                    planned.remove(result.case)
+                yield result
+        if end.status is Status.PASSED and not planned:
+            return
+        if restart and planned:
+            cases = planned
+            continue
+        blamed = running or f"{op}[start]"
+        yield CaseResult(
+            blamed, op, job.level, end.status, end.reason, extra={"stderr": end.stderr} if end.stderr else {}
+        )
+        # a worker that died before or between cases would die again
+        if planned is None or running is None:
+            for name in planned or ():
+                yield CaseResult(name, op, job.level, Status.RUNTIME_ERROR, f"not reached: {end.reason}")
+            return
+        cases = [name for name in planned if name != running]
+        if not cases:
+            return
+
+
+def _require_digest(job: Job, hello: dict[str, Any]) -> None:
+    wanted, root = job.request["digest"], Path(job.request["payload"])
+    loaded = Path(str(hello["file"])).resolve()
+    if hello["digest"] != wanted or loaded != (root / "__init__.py").resolve():
+        raise FailedError(
+            f"the worker loaded {loaded} with digest {hello['digest']}, not {root} with {wanted}",
+            code="payload-mismatch",
+            hint="the overlay changed while it was being checked; run the command again",
+        )
+
+
+def probe(python: Path, path: tuple[Path, ...] = (), timeout_s: float = 120.0) -> dict[str, Any]:
+    """What an interpreter has (see `worker.probe`); `{"problem": …}` where it cannot be asked."""
+    job = Job(python, {"task": "probe"}, timeout_s=timeout_s, path=path)
+    try:
+        for event in events(job):
+            if isinstance(event, WorkerEnd):
+                return {"problem": f"{event.reason}: {event.stderr[-300:]}"}
+            if event["event"] == "probe":
+                return event
+    except OSError as error:
+        return {"problem": f"{python}: {error}"}
+    return {"problem": "no answer"}

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deepinfer_cli.errors import FailedError
+from deepinfer_cli.overlay import payload
+from deepinfer_cli.validate import runner
+from deepinfer_cli.validate.model import Status
+
+pytestmark = pytest.mark.kernels
+
+
+def _statuses(job, cases=None):
+    return {result.case: result.status for result in runner.run_cases(job, cases)}
+
+
+def test_every_case_gets_its_own_result(fake_job):
+    results = list(runner.run_cases(fake_job("good", "wrong", "raise", "scribble", "print", "gpu")))
+    assert {result.case: result.status for result in results} == {
+        "fake[good]": Status.PASSED,
+        "fake[wrong]": Status.FAILED,
+        "fake[raise]": Status.RUNTIME_ERROR,
+        "fake[scribble]": Status.FAILED,
+        "fake[print]": Status.PASSED,
+    }
+    by_case = {result.case: result for result in results}
+    wrong = by_case["fake[wrong]"]
+    assert wrong.reason == "out: 1 of 8 elements not bit-exact"
+    assert wrong.first_bad.index == (3,)
+    assert wrong.max_abs == pytest.approx(1.0, rel=1e-5)
+    assert wrong.matched_ratio == 7 / 8
+    assert by_case["fake[raise]"].reason == "RuntimeError: the kernel is unhappy"
+    assert by_case["fake[scribble]"].reason == "inputs were written to: x"
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [("segfault", "the worker was killed by SIGSEGV"), ("exit", "the worker ended with exit code 7")],
+)
+def test_a_crash_is_blamed_on_the_running_case_and_the_rest_still_runs(fake_job, what, reason):
+    results = {result.case: result for result in runner.run_cases(fake_job("first", what, "last"))}
+    assert [results[f"fake[{name}]"].status for name in ("first", what, "last")] == [
+        Status.PASSED,
+        Status.RUNTIME_ERROR,
+        Status.PASSED,
+    ]
+    crashed = results[f"fake[{what}]"]
+    assert crashed.reason == reason
+    if what == "segfault":
+        assert "about to crash" in crashed.extra["stderr"]
+
+
+def test_a_hang_is_a_timeout_and_the_rest_still_runs(fake_job):
+    # start-up imports torch and triton, so the limit cannot be tighter
+    statuses = _statuses(fake_job("hang", "last", timeout_s=12.0))
+    assert statuses == {"fake[hang]": Status.TIMEOUT, "fake[last]": Status.PASSED}
+
+
+def test_only_the_named_cases_run(fake_job):
+    assert _statuses(fake_job("good", "wrong"), ["fake[good]"]) == {"fake[good]": Status.PASSED}
+
+
+def test_other_bytes_than_asked_for_are_no_result(fake_job):
+    with pytest.raises(FailedError) as caught:
+        list(runner.run_cases(fake_job("good", digest="0" * 64)))
+    assert caught.value.code == "payload-mismatch"
+
+
+def test_a_payload_that_cannot_be_imported_is_one_runtime_error(fake_job, fake_payload: Path):
+    (fake_payload / "ops" / "fake" / "workloads.py").write_text("import no_such_module\n")
+    (result,) = runner.run_cases(fake_job("good"))
+    assert (result.case, result.status) == ("fake[start]", Status.RUNTIME_ERROR)
+    assert "no_such_module" in result.extra["stderr"]
+
+
+def test_a_check_leaves_no_file_in_the_payload(fake_job, fake_payload: Path):
+    before = sorted(fake_payload.rglob("*"))
+    _statuses(fake_job("good"))
+    assert sorted(fake_payload.rglob("*")) == before
+
+
+_INTERRUPTED = """
+import sys
+from pathlib import Path
+from deepinfer_cli.validate import runner
+job = runner.Job(Path(sys.executable), {request!r}, {env!r}, 300.0)
+print("ready", flush=True)
+list(runner.run_cases(job))
+"""
+
+
+def test_an_interrupt_leaves_no_worker_behind(fake_job, fake_payload: Path, tmp_path: Path):
+    job = fake_job("hang")
+    script = tmp_path / "interrupted.py"
+    pid_file = tmp_path / "pid"
+    workloads = fake_payload / "ops" / "fake" / "workloads.py"
+    workloads.write_text(
+        workloads.read_text().replace(
+            "time.sleep(600)", f"open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+        )
+    )
+
+    request = job.request | {"digest": payload.load(fake_payload).digest}
+    script.write_text(_INTERRUPTED.format(request=request, env=job.env))
+    parent = subprocess.Popen(
+        [sys.executable, str(script)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (pid_file.exists() and pid_file.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        worker = int(pid_file.read_text())
+        parent.send_signal(signal.SIGINT)
+        assert parent.wait(timeout=20) != 0
+        with pytest.raises(ProcessLookupError):
+            os.kill(worker, 0)
+    finally:
+        parent.kill()
+
+
+def test_the_probe_says_what_an_interpreter_has():
+    found = runner.probe(Path(sys.executable))
+    assert found["torch"] and found["triton"]
+    assert found["gpu"] is None or "name" in found["gpu"] or "problem" in found["gpu"]
+
+
+def test_an_interpreter_that_is_not_there_is_a_problem_not_a_crash(tmp_path: Path):
+    assert "problem" in runner.probe(tmp_path / "no-python")
