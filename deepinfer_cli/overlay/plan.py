@@ -2,50 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from deepinfer_cli.detect.target import Target
-from deepinfer_cli.overlay.manifest import Manifest
+from deepinfer_cli.errors import UnsupportedError
+from deepinfer_cli.overlay import match
+from deepinfer_cli.overlay.changes import Action, FileChange, hook_changes, payload_changes
+from deepinfer_cli.overlay.manifest import ABSENT, Manifest
 from deepinfer_cli.overlay.payload import Payload
 
 if TYPE_CHECKING:
     from deepinfer_cli.overlay.record import Record
 
 
-class Action(str, Enum):
-    """What happens to a file."""
-
-    ADD = "add"
-    REPLACE = "replace"
-    REMOVE = "remove"
-    KEEP = "keep"
-
-
-@dataclass(frozen=True, slots=True)
-class FileChange:
-    """One file of a plan.
-
-    Attributes:
-        path: posix, relative to the parent of the vLLM package (`vllm/…`).
-        action: what happens to it; KEEP when its bytes are right already.
-        owner: `payload` (ours) or `hook` (vLLM's, with our block at its end).
-        before_sha256: hash on disk now, None when it does not exist.
-        after_sha256: hash after, None when it is removed.
-        content: its bytes after, None when it is removed.
-        pristine_sha256: of a hooked file, the hash without our block.
-        note: what a user should know about it.
-    """
-
-    path: str
-    action: Action
-    owner: str
-    before_sha256: str | None
-    after_sha256: str | None
-    content: bytes | None
-    pristine_sha256: str | None = None
-    note: str = ""
+__all__ = ["Action", "FileChange", "OpPlan", "Plan", "decide", "overlay_version", "plan_install"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +72,105 @@ def plan_install(
 ) -> Plan:
     """The plan that makes `target` carry `payload`.
 
+    Args:
+        record: what an earlier install left, None without one.
+        partial: install the ops that fit when not all do.
+        force: go on over files that are not what they must be; a copy of each is kept.
+
     Raises:
-        UnsupportedError: no fingerprints hold, or there is no V4.1 in this vLLM.
-        RefusedError: files are not what they must be and `force` is off.
+        UnsupportedError: `layout-unknown`, no V4.1 in this vLLM; `vllm-version-unsupported`, no release's
+            fingerprints hold (with `partial`: for no op).
+        RefusedError: `file-drift`, vLLM's or our files were edited; `not-verifiable`, nothing says what they were;
+            `overlay-conflict`, files that are not ours lie where ours go.
     """
-    raise NotImplementedError
+    if target.layout is None:
+        raise UnsupportedError(
+            f"vLLM {target.version or 'of unknown version'} in {target.root} has no DeepSeek-V4.1 model folder",
+            code="layout-unknown",
+            hint=f"DeepInfer serves vLLM {', '.join(manifest.releases)}",
+        )
+    found = match.match(manifest, target.version, match.observe(manifest, match.reader(target)))
+    ops = decide(found, target.version, partial=partial)
+    skip = tuple(sorted(op.name for op in ops if not op.installed))
+    modules = found.hooked(tuple(op.name for op in ops if op.installed))
+    hooked = tuple(path for path in map(target.module_path, modules) if path)
+    others = tuple(path for path in map(target.module_path, manifest.modules) if path and path not in hooked)
+    changes = (
+        *payload_changes(target, payload, record, force=force),
+        *hook_changes(target, hooked, others, skip, record, force=force),
+    )
+    writes = [change for change in changes if change.action is not Action.KEEP]
+    version = overlay_version(payload)
+    return Plan(
+        target=target,
+        overlay_version=version,
+        payload_digest=payload.digest,
+        match="supported" if found.kind == "supported" else "compatible",
+        release=found.release,
+        ops=ops,
+        skip=skip,
+        changes=changes,
+        adopts=record is None and not writes,
+        upgrade_from=record.overlay_version if record and record.overlay_version != version else None,
+        notes=_notes(found, ops, target.version),
+    )
+
+
+def overlay_version(payload: Payload) -> str:
+    """The payload's `__version__`, read without importing it."""
+    match_ = re.search(rb'^__version__ = "([^"]+)"', payload.read("__init__.py"), re.MULTILINE)
+    return match_[1].decode() if match_ else "unknown"
+
+
+def decide(found: match.Match, version: str | None, *, partial: bool) -> tuple[OpPlan, ...]:
+    """Which ops are installed.
+
+    Raises:
+        UnsupportedError: not all fit and `partial` is off, or none fits.
+    """
+    ops = tuple(_op_plan(item) for item in found.ops)
+    if found.kind or (partial and any(op.installed for op in ops)):
+        return ops
+    usable = [op.name for op in ops if op.installed]
+    claim = f"vLLM {version or 'of unknown version'}"
+    if version == found.release:
+        claim += " is listed, but this copy"
+    hint = "list what is supported with `deepinfer doctor`"
+    if usable:
+        hint = f"--partial installs the ops that fit: {', '.join(usable)}"
+    raise UnsupportedError(
+        f"{claim} differs from every supported release; from {found.release} in {len(found.differing)} symbols: "
+        + ", ".join(_describe(found, key) for key in found.differing),
+        code="vllm-version-unsupported",
+        hint=hint,
+        paths=found.differing,
+    )
+
+
+def _op_plan(item: match.OpMatch) -> OpPlan:
+    reason = f"equal to vLLM {item.release}"
+    if item.differing:
+        reason = f"{len(item.differing)} symbols differ from vLLM {item.release}"
+    return OpPlan(item.op.name, item.op.group, not item.differing, item.differing, reason)
+
+
+def _describe(found: match.Match, key: str) -> str:
+    word = {ABSENT: "missing", match.UNREADABLE: "unreadable"}.get(found.observed[key], "changed")
+    return f"{key.partition('::')[2]} ({word})"
+
+
+def _notes(found: match.Match, ops: tuple[OpPlan, ...], version: str | None) -> tuple[str, ...]:
+    notes = []
+    if found.kind == "compatible":
+        claim = f"vLLM {version or 'of unknown version'}"
+        notes.append(f"{claim} is not a listed release, but every symbol equals {found.release}'s")
+        if found.listed:
+            notes[-1] = f"this vLLM says it is {version}, but its symbols are those of {found.release}"
+    for op in ops:
+        if not op.installed:
+            notes.append(f"op {op.name} is left to stock: {op.reason}")
+            if op.group == "enable":
+                notes.append(
+                    f"WITHOUT {op.name} THE MODEL DOES NOT RUN ON THIS GPU FAMILY: stock vLLM has no substitute"
+                )
+    return tuple(notes)

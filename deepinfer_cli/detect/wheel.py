@@ -1,0 +1,195 @@
+"""vLLM as a tree: its published wheel fetched with pip, and its Python files unpacked."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import importlib.util
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from deepinfer_cli.errors import FailedError, RefusedError, UnsupportedError, UsageError
+
+_DOWNLOAD = (
+    *("--no-deps", "--only-binary=:all:", "--python-version", "3.12"),
+    *("--platform", "manylinux_2_28_x86_64", "--progress-bar", "off", "--disable-pip-version-check"),
+)
+_VERSION = re.compile(r"[0-9][0-9A-Za-z.!+_-]*")
+_NO_SUCH = ("no matching distribution", "could not find a version")
+
+Progress = Callable[[str], None]
+
+
+def fetch_tree(
+    version: str, into: Path, *, on_progress: Progress | None = None, reuse_cache: bool = True
+) -> Path:
+    """Put the Python files of vLLM `version` into the empty or new folder `into`.
+
+    Args:
+        on_progress: called with one sentence before each slow step.
+        reuse_cache: take an earlier download; the download is about 330 MB.
+
+    Returns:
+        `into/vllm`.
+
+    Raises:
+        RefusedError: `into` has content.
+        UnsupportedError: there is no such vLLM.
+        FailedError: no pip, no network, or a damaged download.
+    """
+    into = into.absolute()
+    if into.exists() and (not into.is_dir() or any(into.iterdir())):
+        raise RefusedError(
+            "the folder for the tree is not empty",
+            code="into-not-empty",
+            hint="name a new folder, or `deepinfer install --target` for the vLLM that is in it",
+            paths=(into,),
+        )
+    tree = cached_tree(version, on_progress=on_progress, refresh=not reuse_cache)
+    into.parent.mkdir(parents=True, exist_ok=True)
+    with _staged(into) as staging:
+        shutil.copytree(tree.parent, staging, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    return into / "vllm"
+
+
+def cached_tree(version: str, *, on_progress: Progress | None = None, refresh: bool = False) -> Path:
+    """The pristine `vllm` folder of `version` in the cache, fetched when it is not there; never write below it.
+
+    Raises: as `fetch_tree`.
+    """
+    import filelock
+    import platformdirs
+
+    if not _VERSION.fullmatch(version):
+        raise UsageError(f"not a version: {version!r}", code="version-invalid", hint="an example: 0.33.0")
+    folder = Path(platformdirs.user_cache_dir("deepinfer")) / "wheels"
+    tree = folder / version
+    if (tree / "vllm").is_dir() and not refresh:
+        return tree / "vllm"
+    folder.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(folder / f"{version}.lock"):
+        if (tree / "vllm").is_dir() and not refresh:
+            return tree / "vllm"
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as scratch:
+            _tell(on_progress, f"downloading vLLM {version} with pip (about 330 MB)")
+            wheel = _download(version, Path(scratch))
+            if tree.exists():
+                shutil.rmtree(tree)
+            _tell(on_progress, f"unpacking the Python files of vLLM {version}")
+            unpack(wheel, tree)
+    return tree / "vllm"
+
+
+def unpack(wheel: Path, into: Path) -> None:
+    """Unpack the Python files and the dist-info of `wheel`, checked against its RECORD, into the new folder `into`.
+
+    Raises:
+        FailedError: the wheel is damaged.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive, _staged(into) as staging:
+            hashes = _record(archive)
+            for name in archive.namelist():
+                parts = Path(name).parts
+                if name.endswith("/") or not (name.endswith(".py") or parts[0].endswith(".dist-info")):
+                    continue
+                data = archive.read(name)
+                if ".." in parts or name.startswith("/") or hashes.get(name) not in (_hash(data), ""):
+                    raise _damaged(wheel, name)
+                path = staging / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise _damaged(wheel, str(error)) from error
+
+
+def _record(archive: zipfile.ZipFile) -> dict[str, str]:
+    """Name → urlsafe base64 hash, empty for RECORD itself."""
+    name = next(item for item in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/RECORD", item))
+    return _rows(archive.read(name).decode())
+
+
+def _rows(text: str) -> dict[str, str]:
+    rows = csv.reader(io.StringIO(text))
+    return {row[0]: row[1].removeprefix("sha256=") for row in rows if row}
+
+
+def _hash(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def _damaged(wheel: Path, what: str) -> FailedError:
+    return FailedError(
+        f"the downloaded wheel {wheel.name} is damaged: {what} does not match its RECORD",
+        code="wheel-damaged",
+        hint="run the command again",
+    )
+
+
+@contextmanager
+def _staged(into: Path) -> Iterator[Path]:
+    """A folder beside `into` that becomes `into` at the end, or vanishes on an error."""
+    staging = Path(tempfile.mkdtemp(dir=into.parent, prefix=f".{into.name}-"))
+    try:
+        yield staging
+        # mkdtemp makes it private
+        mask = os.umask(0)
+        os.umask(mask)
+        staging.chmod(0o777 & ~mask)
+        staging.replace(into)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+
+
+def _tell(on_progress: Progress | None, text: str) -> None:
+    if on_progress:
+        on_progress(text)
+
+
+def _download(version: str, into: Path) -> Path:
+    if importlib.util.find_spec("pip") is None:
+        raise FailedError(
+            f"pip is missing from {sys.executable}, and it is what fetches the wheel",
+            code="pip-missing",
+            hint="run `python -m ensurepip`, or unpack the wheel yourself and use --target",
+        )
+    # a folder with a pip.py in it must not be what runs
+    command = [sys.executable, "-m", "pip", "download", *_DOWNLOAD, "--dest", str(into), f"vllm=={version}"]
+    done = subprocess.run(command, cwd=into, capture_output=True, text=True, errors="replace", check=False)
+    wheels = sorted(into.glob("*.whl"))
+    if done.returncode == 0 and wheels:
+        return wheels[0]
+    errors = [
+        line for line in done.stderr.splitlines() if line.startswith("ERROR:")
+    ] or done.stderr.splitlines()
+    detail = errors[-1].removeprefix("ERROR:").strip() if errors else f"exit code {done.returncode}"
+    unreachable = "connection" in done.stderr.lower() or "retrying" in done.stderr.lower()
+    if not unreachable and any(text in done.stderr.lower() for text in _NO_SUCH):
+        raise UnsupportedError(
+            f"pip finds no wheel of vLLM {version} for manylinux_2_28_x86_64",
+            code="vllm-version-unsupported",
+            hint="`pip index versions vllm` lists what there is",
+        )
+    raise FailedError(
+        f"pip could not download vLLM {version}: {detail}",
+        code="download-failed",
+        hint="check the network and pip's index settings, then run the command again",
+    )
+
+
+def changed_files(tree: Path) -> tuple[str, ...]:
+    """The files of an unpacked tree (the parent of `vllm`) that its RECORD does not list as they are."""
+    hashes = _rows(next(tree.glob("vllm-*.dist-info/RECORD")).read_text(encoding="utf-8"))
+    names = [path.relative_to(tree).as_posix() for path in tree.rglob("*.py")]
+    return tuple(sorted(name for name in names if hashes.get(name) != _hash((tree / name).read_bytes())))

@@ -1,0 +1,193 @@
+"""What has to happen to each file: the payload's, and vLLM's that get a hook. Reads, never writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deepinfer_cli.detect.origin import Origin
+from deepinfer_cli.detect.target import PACKAGE, Target
+from deepinfer_cli.errors import RefusedError
+from deepinfer_cli.overlay import hook
+from deepinfer_cli.overlay.payload import PACKAGE as OVERLAY
+from deepinfer_cli.overlay.payload import Payload, sha256
+
+if TYPE_CHECKING:
+    from deepinfer_cli.overlay.record import FileEntry, Record
+
+PAYLOAD = "payload"
+HOOK = "hook"
+
+
+class Action(str, Enum):
+    """What happens to a file."""
+
+    ADD = "add"
+    REPLACE = "replace"
+    REMOVE = "remove"
+    KEEP = "keep"
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """One file of a plan.
+
+    Attributes:
+        path: posix, relative to the parent of the vLLM package (`vllm/…`).
+        action: what happens to it; KEEP when its bytes are right already.
+        owner: `payload` (ours) or `hook` (vLLM's, with our block at its end).
+        before_sha256: hash on disk now, None when it does not exist.
+        after_sha256: hash after, None when it is removed.
+        content: its bytes after, None when it is removed.
+        pristine_sha256: of a hooked file, the hash without our block.
+        note: what a user should know about it.
+    """
+
+    path: str
+    action: Action
+    owner: str
+    before_sha256: str | None
+    after_sha256: str | None
+    content: bytes | None
+    pristine_sha256: str | None = None
+    note: str = ""
+
+
+def payload_changes(
+    target: Target, payload: Payload, record: Record | None, *, force: bool = False
+) -> tuple[FileChange, ...]:
+    """The payload's files, then files of an older payload that are gone now.
+
+    Raises:
+        RefusedError: `overlay-conflict` for files that are not ours, `file-drift` for ours that were edited.
+    """
+    recorded = _recorded(record, PAYLOAD)
+    folder = f"{PACKAGE}/{OVERLAY}"
+    wanted = {f"{folder}/{name}": name for name in sorted(payload.files)}
+    present = _present(target, folder)
+    changes, foreign, edited = [], [], []
+    for path in (*wanted, *sorted({*present, *recorded} - set(wanted))):
+        before = _hash(target.path(path))
+        content = payload.read(wanted[path]) if path in wanted else None
+        after = sha256(content) if content is not None else None
+        if before is None and content is None:
+            continue
+        ours = before in (None, after) or (path in recorded and recorded[path].applied_sha256 == before)
+        if not ours:
+            (edited if path in recorded else foreign).append(path)
+        note = (
+            "" if ours else "not DeepInfer's: a copy is kept" if path in foreign else "edited: a copy is kept"
+        )
+        changes.append(FileChange(path, _action(before, after), PAYLOAD, before, after, content, note=note))
+    if foreign and not force:
+        raise RefusedError(
+            f"{len(foreign)} files that are not DeepInfer's lie where its overlay goes",
+            code="overlay-conflict",
+            hint="move them away, or pass --force to keep a copy and go on",
+            paths=tuple(target.path(path) for path in foreign),
+        )
+    if edited and not force:
+        raise _drift(target, edited, "were edited after DeepInfer installed them")
+    return tuple(changes)
+
+
+def hook_changes(
+    target: Target,
+    hooked: Iterable[str],
+    others: Iterable[str],
+    skip: tuple[str, ...],
+    record: Record | None,
+    *,
+    force: bool = False,
+) -> tuple[FileChange, ...]:
+    """The files that get our block, and those of `others` that have one and must lose it.
+
+    Raises:
+        RefusedError: `file-drift` or `not-verifiable`.
+    """
+    recorded = _recorded(record, HOOK)
+    origin = Origin.of(target)
+    hooked = tuple(hooked)
+    old = sorted({*others, *recorded} - set(hooked))
+    changes, edited, unknown = [], [], []
+    for path in (*hooked, *(path for path in old if _hash(target.path(path)) and _has_block(target, path))):
+        source = target.path(path).read_bytes()
+        expected = {origin.sha256(path), _accepted(target, record, recorded.get(path))} - {None}
+        candidates = hook.originals(source) if hook.find(source) else (source,)
+        pristine = next((item for item in candidates if sha256(item) in expected), None)
+        note = ""
+        if pristine is None:
+            (edited if expected else unknown).append(path)
+            pristine, note = candidates[0], "not vLLM's own content: a copy is kept"
+        after = hook.append(pristine, skip) if path in hooked else pristine
+        before, after_hash = sha256(source), sha256(after)
+        note = note or ("" if path in hooked else "hook taken out: no installed op needs it")
+        change = FileChange(
+            path, _action(before, after_hash), HOOK, before, after_hash, after, sha256(pristine), note
+        )
+        changes.append(change)
+    if edited and not force:
+        raise _drift(
+            target, edited, f"differ from what vLLM {target.version or ''} published".replace("  ", " ")
+        )
+    if unknown and not force:
+        raise RefusedError(
+            f"nothing says what {len(unknown)} files of this vLLM were originally: no RECORD, no commit, not in the "
+            "list of supported releases",
+            code="not-verifiable",
+            hint="reinstall vLLM from its wheel, or pass --force to keep a copy and go on",
+            paths=tuple(target.path(path) for path in unknown),
+        )
+    return tuple(changes)
+
+
+def _recorded(record: Record | None, owner: str) -> dict[str, FileEntry]:
+    return {entry.path: entry for entry in record.files if entry.owner == owner} if record else {}
+
+
+def _accepted(target: Target, record: Record | None, entry: FileEntry | None) -> str | None:
+    """The original that an earlier install found, which `--force` may have accepted; void for another vLLM."""
+    if record is None or entry is None or record.target.version != target.version:
+        return None
+    return entry.original_sha256
+
+
+def _present(target: Target, folder: str) -> set[str]:
+    """The files that lie in the payload's folder, bytecode left out."""
+    root = target.path(folder)
+    return {
+        f"{folder}/{path.relative_to(root).as_posix()}"
+        for path in root.rglob("*")
+        if (path.is_file() or path.is_symlink()) and "__pycache__" not in path.parts
+    }
+
+
+def _has_block(target: Target, path: str) -> bool:
+    return hook.find(target.path(path).read_bytes()) is not None
+
+
+def _hash(path: Path) -> str | None:
+    try:
+        return sha256(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _action(before: str | None, after: str | None) -> Action:
+    if before == after:
+        return Action.KEEP
+    if before is None:
+        return Action.ADD
+    return Action.REMOVE if after is None else Action.REPLACE
+
+
+def _drift(target: Target, paths: list[str], what: str) -> RefusedError:
+    return RefusedError(
+        f"{len(paths)} files {what}",
+        code="file-drift",
+        hint="`deepinfer status` shows them; undo the edits, or pass --force to keep a copy and go on",
+        paths=tuple(target.path(path) for path in paths),
+    )

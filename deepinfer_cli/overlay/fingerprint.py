@@ -1,0 +1,159 @@
+"""Fingerprints of symbols in a Python source: what a symbol means, not how it is laid out.
+
+Standard library only, and equal under every Python from 3.10: the same source gives the same fingerprint whatever
+interpreter DeepInfer runs in.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import io
+import re
+import tokenize
+from collections.abc import Iterable, Iterator
+
+ABSENT = "absent"
+
+_LAYOUT = re.compile(r"deepseek_v4_1(?![0-9])")
+_DROPPED = {tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER}
+_MARKERS = {tokenize.NEWLINE: "\0NEWLINE", tokenize.INDENT: "\0INDENT", tokenize.DEDENT: "\0DEDENT"}
+# Python 3.12 splits f-strings into several tokens, 3.14 t-strings
+_OPENS = {getattr(tokenize, name, -1) for name in ("FSTRING_START", "TSTRING_START")} - {-1}
+_CLOSES = {getattr(tokenize, name, -1) for name in ("FSTRING_END", "TSTRING_END")} - {-1}
+
+_Position = tuple[int, int]
+# start, end, text; a marker's text starts with a null, which no source contains
+_Token = tuple[_Position, _Position, str]
+
+
+def fingerprints(source: str, names: Iterable[str]) -> dict[str, str]:
+    """The fingerprint of each name that `source` defines, `absent` for the others.
+
+    A name is a function, class or assigned name at the module's top level, or `Class.name`; also below `if`, `try`
+    and the like. A name that is defined several times has one fingerprint over all its definitions. An import is no
+    definition. Decorators count; comments, blank lines and docstrings do not, nor does the indentation's width; the
+    two names of the model folder are one.
+
+    Raises:
+        SyntaxError: this Python cannot parse `source`.
+    """
+    source = source.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    tree = ast.parse(source)
+    lines = source.split("\n")
+    tokens = list(_tokens(source, lines))
+    docstrings = _docstrings(tree, lines)
+    result = {}
+    for name in names:
+        spans = [_span(node) for node in _definitions(tree, name.split("."))]
+        digest = hashlib.sha256()
+        for first, last in spans:
+            part = [token for token in tokens if first <= token[0][0] <= last]
+            digest.update("\0".join(["\0DEFINITION", *_text(part, docstrings)]).encode())
+        result[name] = digest.hexdigest() if spans else ABSENT
+    return result
+
+
+def _tokens(source: str, lines: list[str]) -> Iterator[_Token]:
+    """All tokens that mean something, an f-string or t-string as one token with its exact source."""
+    depth = 0
+    opened = (0, 0)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in _OPENS:
+            opened = opened if depth else token.start
+            depth += 1
+        elif token.type in _CLOSES:
+            depth -= 1
+            if not depth:
+                yield opened, token.end, _slice(lines, opened, token.end)
+        elif not depth and token.type not in _DROPPED:
+            yield token.start, token.end, _MARKERS.get(token.type, token.string)
+
+
+def _slice(lines: list[str], start: _Position, end: _Position) -> str:
+    (first, left), (last, right) = start, end
+    if first == last:
+        return lines[first - 1][left:right]
+    return "\n".join([lines[first - 1][left:], *lines[first : last - 1], lines[last - 1][:right]])
+
+
+def _text(tokens: list[_Token], docstrings: dict[_Position, _Position]) -> Iterator[str]:
+    """The tokens' texts without docstrings (and what ends them) and without leading indentation."""
+    after = "\0NEWLINE"
+    started = False
+    docstring_end = (0, 0)
+    dropped = False
+    for start, end, text in tokens:
+        if start in docstrings:
+            docstring_end = docstrings[start]
+        if end <= docstring_end and not text.startswith("\0"):
+            dropped = True
+            continue
+        ends_docstring = dropped and text in ("\0NEWLINE", ";") and after.startswith("\0")
+        dropped = False
+        if ends_docstring or (not started and text.startswith("\0")):
+            continue
+        started = True
+        after = text
+        yield _LAYOUT.sub("deepseek_v41", text)
+
+
+def _docstrings(tree: ast.AST, lines: list[str]) -> dict[_Position, _Position]:
+    """Start → end of every docstring, in the columns `tokenize` counts (characters, not bytes)."""
+    found = {}
+    for node in ast.walk(tree):
+        if (
+            not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+            or not node.body
+        ):
+            continue
+        first = node.body[0]
+        if (
+            isinstance(first, ast.Expr)
+            and isinstance(first.value, ast.Constant)
+            and isinstance(first.value.value, str)
+        ):
+            value = first.value
+            end = (value.end_lineno or value.lineno, value.end_col_offset or value.col_offset)
+            found[_characters(lines, (value.lineno, value.col_offset))] = _characters(lines, end)
+    return found
+
+
+def _characters(lines: list[str], position: _Position) -> _Position:
+    line, column = position
+    return line, len(lines[line - 1].encode()[:column].decode(errors="ignore"))
+
+
+def _span(node: ast.stmt) -> tuple[int, int]:
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(item.lineno for item in decorators)]), node.end_lineno or node.lineno
+
+
+def _definitions(scope: ast.AST, path: list[str]) -> list[ast.stmt]:
+    """The statements that define `path[0]`, or `path[1:]` inside the classes of that name."""
+    found = [node for node in _statements(scope) if path[0] in _defined(node)]
+    if len(path) == 1:
+        return found
+    return [
+        inner for node in found if isinstance(node, ast.ClassDef) for inner in _definitions(node, path[1:])
+    ]
+
+
+def _statements(scope: ast.AST) -> Iterator[ast.stmt]:
+    """The statements of one scope in order, those in `if`, `try`, `with` and loops too."""
+    for child in ast.iter_child_nodes(scope):
+        if isinstance(child, ast.stmt):
+            yield child
+        if not isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.expr)):
+            yield from _statements(child)
+
+
+def _defined(node: ast.stmt) -> set[str]:
+    if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        return {node.name}
+    if isinstance(node, ast.Assign):
+        names = [item for target in node.targets for item in ast.walk(target) if isinstance(item, ast.Name)]
+        return {item.id for item in names if isinstance(item.ctx, ast.Store)}
+    if isinstance(node, (ast.AnnAssign, ast.AugAssign)) and isinstance(node.target, ast.Name):
+        return {node.target.id}
+    return set()
