@@ -66,3 +66,9 @@ class RefusedError(DeepInferError):
     """Files are not what they must be; `--force` or another command is the way on."""
 
     exit_code = ExitCode.REFUSED
+
+
+class Interruption(DeepInferError):
+    """Ctrl-C or SIGTERM; what was begun has been put back."""
+
+    exit_code = ExitCode.INTERRUPTED

@@ -1,0 +1,8 @@
+"""`python -m deepinfer_cli`."""
+
+from __future__ import annotations
+
+from deepinfer_cli.app import entry
+
+if __name__ == "__main__":
+    entry()

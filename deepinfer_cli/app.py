@@ -1,0 +1,315 @@
+"""The command line: options → one command → its result; the one place that catches errors."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from io import TextIOWrapper
+from typing import Annotated, Any
+
+import typer
+
+from deepinfer_cli.commands import options as o
+from deepinfer_cli.errors import DeepInferError, ExitCode, FailedError, Interruption, UsageError
+from deepinfer_cli.output import Output
+from deepinfer_cli.result import Result
+
+# Typer has no public name for it, and its base package changed between versions
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    name="deepinfer",
+    help="Make DeepSeek-V4.1 run on Ampere GPUs with the vLLM you already have, and take every byte back.",
+    epilog="Examples:\n\n\b\n  deepinfer doctor\n  deepinfer install --dry-run\n  deepinfer install\n"
+    "  deepinfer verify\n  deepinfer rollback",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+export_app = typer.Typer(
+    help="Write the overlay as a patch, a tree to copy, or mounts for containers.",
+    epilog="Examples:\n\n\b\n  deepinfer export patch --output sm80.patch\n  deepinfer export tree --into overlay\n"
+    "  deepinfer export docker --into mounts",
+    rich_markup_mode=None,
+)
+app.add_typer(export_app, name="export")
+
+
+def _version(value: bool) -> None:
+    if value:
+        from deepinfer_sm80 import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _examples(*lines: str) -> str:
+    return "Examples:\n\n\b\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _run(command: Callable[[Output], Result], json: bool, quiet: bool, verbose: int, no_color: bool) -> int:
+    out = Output(json=json, quiet=quiet, verbose=verbose, color=not no_color)
+    result = command(out)
+    out.emit(result)
+    return int(result.exit_code)
+
+
+@app.command(
+    epilog=_examples(
+        "deepinfer install --dry-run",
+        "deepinfer install --python /opt/venv/bin/python --yes",
+        "deepinfer install --wheel 0.33.0 --into DIR --arch sm80 --yes",
+    )
+)
+def install(
+    target: o.Target = None,
+    python: o.Python = None,
+    arch: o.Arch = None,
+    partial: o.Partial = False,
+    wheel: o.Wheel = None,
+    into: o.Into = None,
+    clear_caches: o.ClearCaches = False,
+    no_verify: o.NoVerify = False,
+    dry_run: o.DryRun = False,
+    yes: o.Yes = False,
+    force: o.Force = False,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = 0,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,
+) -> int:
+    """Put the overlay into a vLLM, in one transaction.
+
+    Shows the plan and asks before it writes. What it writes, `deepinfer rollback` takes back byte for byte.
+    """
+    from deepinfer_cli.commands import install as command
+
+    options = command.InstallOptions(
+        where=o.TargetOptions(target, python),
+        arch=arch,
+        dry_run=dry_run,
+        yes=yes,
+        force=force,
+        partial=partial,
+        wheel=wheel,
+        into=into,
+        clear_caches=clear_caches,
+        verify=not no_verify,
+    )
+    return _run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+
+
+@app.command(epilog=_examples("deepinfer rollback --dry-run", "deepinfer rollback --yes"))
+def rollback(
+    target: o.Target = None,
+    python: o.Python = None,
+    dry_run: o.DryRun = False,
+    yes: o.Yes = False,
+    force: o.Force = False,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = 0,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,
+) -> int:
+    """Take the overlay out again; every byte, mode and listing is as before.
+
+    Needs the record beside vLLM and nothing else: no network, no GPU, no git.
+    """
+    from deepinfer_cli.commands import rollback as command
+
+    options = command.RollbackOptions(o.TargetOptions(target, python), dry_run=dry_run, yes=yes, force=force)
+    return _run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+
+
+@app.command(epilog=_examples("deepinfer status", "deepinfer status --target DIR --json"))
+def status(
+    target: o.Target = None,
+    python: o.Python = None,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = 0,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,
+) -> int:
+    """Show vLLM, GPU and overlay in one screen.
+
+    Exit code 1 when files were modified, vLLM was reinstalled since, or a transaction is unfinished.
+    """
+    from deepinfer_cli.commands import status as command
+
+    options = command.StatusOptions(o.TargetOptions(target, python))
+    return _run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+
+
+@app.command(epilog=_examples("deepinfer doctor", "deepinfer doctor --json > report.json"))
+def doctor(
+    target: o.Target = None,
+    python: o.Python = None,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = 0,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,
+) -> int:
+    """Check driver, GPUs, vLLM, its packages, caches and overlay; exit code 1 on an error row."""
+    from deepinfer_cli.commands import doctor as command
+
+    options = command.DoctorOptions(o.TargetOptions(target, python))
+    return _run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+
+
+@export_app.command("patch", epilog=_examples("deepinfer export patch --output sm80.patch"))
+def export_patch(
+    target: o.Target = None,
+    python: o.Python = None,
+    output: o.PatchFile = None,
+    partial: o.Partial = False,
+    force: o.Overwrite = False,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = 0,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,
+) -> int:
+    """Write a patch for `git apply`, to stdout or a file."""
+    where = o.TargetOptions(target, python)
+    return _export(
+        json, quiet, verbose, no_color, form="patch", where=where, output=output, partial=partial, force=force
+    )
+
+
+@export_app.command("tree", epilog=_examples("deepinfer export tree --into overlay"))
+def export_tree(
+    into: o.IntoFolder,
+    target: o.Target = None,
+    python: o.Python = None,
+    partial: o.Partial = False,
+    force: o.Overwrite = False,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = 0,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,
+) -> int:
+    """Write the edited and added files to a folder, for `cp -r`."""
+    where = o.TargetOptions(target, python)
+    return _export(
+        json, quiet, verbose, no_color, form="tree", where=where, into=into, partial=partial, force=force
+    )
+
+
+@export_app.command("docker", epilog=_examples("deepinfer export docker --target DIR --into mounts"))
+def export_docker(
+    into: o.IntoFolder,
+    target: o.Target = None,
+    python: o.Python = None,
+    container_root: o.ContainerRoot = o.CONTAINER_ROOT,
+    service: o.Service = "vllm",
+    partial: o.Partial = False,
+    force: o.Overwrite = False,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = 0,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,
+) -> int:
+    """Write per-file read-only mounts: a compose file and `docker run` options.
+
+    Never a mount of the whole vLLM folder: that would hide its shared libraries.
+    """
+    where = o.TargetOptions(target, python)
+    return _export(
+        json,
+        quiet,
+        verbose,
+        no_color,
+        form="docker",
+        where=where,
+        into=into,
+        partial=partial,
+        force=force,
+        container_root=container_root,
+        service=service,
+    )
+
+
+def _export(json: bool, quiet: bool, verbose: int, no_color: bool, **values: Any) -> int:
+    from deepinfer_cli.commands import export as command
+
+    options = command.ExportOptions(**values)
+    return _run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+
+
+def _verb(arguments: Sequence[str]) -> str:
+    names = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
+    return next((text for text in arguments if text in {*names, "export"}), "deepinfer")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code; every failure is said here, once."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        # a path that the terminal's encoding cannot show must not end a command
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    verb = _verb(arguments)
+    out = Output(json="--json" in arguments, color="--no-color" not in arguments)
+    try:
+        code = app(args=arguments or ["--help"], prog_name="deepinfer", standalone_mode=False)
+    except DeepInferError as error:
+        _traceback(arguments)
+        out.error(error, verb)
+        return int(error.exit_code)
+    except _UsageError as error:
+        return _usage(error, verb, out)
+    except (KeyboardInterrupt, typer.Abort):
+        code = ExitCode.INTERRUPTED
+    except SystemExit as error:
+        # Typer's way out when its own output met a closed pipe
+        return error.code if isinstance(error.code, int) else int(ExitCode.FAILED)
+    except Exception as error:
+        _traceback(arguments)
+        _unexpected(error, verb, out, shown="--debug" in arguments)
+        return int(ExitCode.FAILED)
+    if code == ExitCode.INTERRUPTED:
+        out.error(Interruption("interrupted", code="interrupted"), verb)
+    return int(code or 0)
+
+
+def entry() -> None:
+    """The console script."""
+    sys.exit(main())
+
+
+def _traceback(arguments: Sequence[str]) -> None:
+    if "--debug" in arguments:
+        sys.stderr.write(traceback.format_exc())
+
+
+def _usage(error: Exception, verb: str, out: Output) -> int:
+    message = str(getattr(error, "format_message", lambda: error)())
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "deepinfer" if verb == "deepinfer" else f"deepinfer {verb}"
+    message = message[:1].lower() + message[1:].rstrip(".")
+    out.error(UsageError(message, code="usage", hint=f"{path} --help"), verb)
+    return int(ExitCode.USAGE)
+
+
+def _unexpected(error: Exception, verb: str, out: Output, *, shown: bool) -> None:
+    hint = "this is a bug in DeepInfer: please report it with the traceback"
+    if not shown:
+        hint = "this is a bug in DeepInfer: run it again with --debug and report the traceback"
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    out.error(FailedError(text, code="unexpected", hint=hint), verb)

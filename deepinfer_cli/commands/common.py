@@ -1,0 +1,195 @@
+"""What several commands do: name the target, report an unfinished transaction, describe GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from deepinfer_cli.commands.options import TargetOptions
+from deepinfer_cli.detect.gpu import Gpu, GpuReport
+from deepinfer_cli.detect.target import Target
+from deepinfer_cli.errors import FailedError
+from deepinfer_cli.output import Output
+from deepinfer_cli.overlay.plan import FileChange, Plan
+from deepinfer_cli.render import Table, plural, size, table
+
+
+def locate(where: TargetOptions, out: Output) -> Target:
+    """The target, said aloud: which vLLM, why, and what else is visible.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    from deepinfer_cli.detect.vllm import find_target
+
+    target = find_target(target=where.target, python=where.python)
+    announce(target, out)
+    return target
+
+
+def announce(target: Target, out: Output) -> None:
+    """Says which vLLM was taken and why."""
+    out.note(f"vLLM {target.version or 'of unknown version'} in {target.root} ({target.reason})")
+    for other in target.others:
+        out.warn(f"another vLLM is visible and not touched: {other}")
+    for text in target.notes:
+        out.note(f"note: {text}")
+
+
+def target_data(target: Target) -> dict[str, Any]:
+    """The target for the JSON document."""
+    return {
+        "root": str(target.root),
+        "kind": target.kind,
+        "version": target.version,
+        "layout": target.layout,
+        "python": target.python and str(target.python),
+        "reason": target.reason,
+        "others": [str(path) for path in target.others],
+        "notes": list(target.notes),
+    }
+
+
+def gpu_data(report: GpuReport) -> dict[str, Any]:
+    """The GPUs for the JSON document."""
+    return {
+        "gpus": [
+            {
+                "index": gpu.index,
+                "name": gpu.name,
+                "uuid": gpu.uuid,
+                "arch": gpu.arch,
+                "memory_bytes": gpu.memory_bytes,
+                "mig": gpu.mig,
+                "served": gpu.served,
+            }
+            for gpu in report.gpus
+        ],
+        "driver": report.driver,
+        "cuda_driver": report.cuda_driver,
+        "source": report.source,
+        "problem": report.problem,
+        "cuda_visible_devices": report.visible,
+    }
+
+
+def gpu_text(gpu: Gpu) -> str:
+    """One GPU in a few words."""
+    parts = [gpu.name, gpu.arch or "capability unknown"]
+    if gpu.memory_bytes:
+        parts.append(f"{gpu.memory_bytes / 2**30:.0f} GiB")
+    return ", ".join(parts + (["MIG"] if gpu.mig else []) + ([] if gpu.served else ["not served"]))
+
+
+def refuse_pending(target: Target, where: TargetOptions) -> None:
+    """For commands that may not write: an unfinished transaction is reported, not repaired.
+
+    Raises:
+        FailedError: there is one (`transaction-interrupted`).
+    """
+    from deepinfer_cli.overlay.journal import pending
+
+    journal = pending(target.state_dir)
+    if journal is not None:
+        raise FailedError(
+            f"an earlier {journal.kind} was interrupted, and its transaction is unfinished",
+            code="transaction-interrupted",
+            hint=f"`deepinfer rollback{where.arguments}` or `deepinfer install{where.arguments}` finishes or undoes "
+            "it first",
+            paths=(target.state_dir / "journal.json",),
+        )
+
+
+def plan_data(plan: Plan) -> dict[str, Any]:
+    """A plan for the JSON document."""
+    return {
+        "overlay_version": plan.overlay_version,
+        "payload_digest": plan.payload_digest,
+        "match": plan.match,
+        "release": plan.release,
+        "ops": [
+            {
+                "name": op.name,
+                "group": op.group,
+                "installed": op.installed,
+                "differing": list(op.differing),
+                "reason": op.reason,
+            }
+            for op in plan.ops
+        ],
+        "skip": list(plan.skip),
+        "adopts": plan.adopts,
+        "upgrade_from": plan.upgrade_from,
+        "changes": [change_data(change) for change in plan.changes],
+        "notes": list(plan.notes),
+    }
+
+
+def change_data(change: FileChange) -> dict[str, Any]:
+    """One file of a plan for the JSON document."""
+    return {
+        "path": change.path,
+        "action": change.action,
+        "owner": change.owner,
+        "before_sha256": change.before_sha256,
+        "after_sha256": change.after_sha256,
+        "note": change.note,
+    }
+
+
+def plan_tables(plan: Plan, *, every_file: bool) -> tuple[Table, Table]:
+    """The ops and the files of a plan; payload files are one row per action unless `every_file`."""
+    ops = table(
+        ("Op", "Group", "Install", "Reason"),
+        ((op.name, op.group, "yes" if op.installed else "no", op.reason) for op in plan.ops),
+        title="Ops",
+    )
+    rows: list[tuple[str, str, str]] = []
+    payload: dict[str, list[FileChange]] = {}
+    for change in plan.writes:
+        if change.owner == "payload" and not every_file:
+            payload.setdefault(change.action.value, []).append(change)
+        else:
+            rows.append((change.action.value, change.path, change.note or what(change)))
+    for action, changes in payload.items():
+        amount = sum(len(change.content or b"") for change in changes)
+        text = plural(len(changes), "file") + (f", {size(amount)}" if amount else "")
+        rows.insert(0, (action, "vllm/deepinfer_sm80/", text))
+    return ops, table(("Action", "Path", "What"), rows, title="Files")
+
+
+def what(change: FileChange) -> str:
+    """What happens to a file, in words."""
+    if change.owner == "hook":
+        return {"replace": "four marked lines at its end", "remove": "deleted"}.get(change.action.value, "")
+    return size(len(change.content)) if change.content is not None else "of an older overlay"
+
+
+def match_text(match: str, release: str, version: str | None) -> str:
+    """How well the target's vLLM is known."""
+    if match == "supported":
+        return f"supported (vLLM {release})"
+    return f"compatible: every symbol that matters is as in vLLM {release}; {version or 'this version'} was not tested"
+
+
+def recover(target: Path, state_dir: Path, out: Output) -> str | None:
+    """Finishes or undoes an interrupted transaction and says so; the caller holds the lock.
+
+    Args:
+        target: the folder that contains `vllm`.
+
+    Returns:
+        What was said, None when there was nothing to recover.
+    """
+    from deepinfer_cli.overlay.recovery import recover as recover_transaction
+
+    report = recover_transaction(target, state_dir)
+    if report.outcome == "nothing":
+        return None
+    sentence = f"an interrupted {report.kind} was found and {report.outcome}"
+    out.warn(sentence)
+    for path in report.foreign:
+        out.warn(f"{path} was changed by someone else since, and was left as it is")
+    for path in report.copies:
+        out.warn(f"a copy was kept: {path}")
+    return sentence

@@ -1,0 +1,179 @@
+"""`deepinfer export`: the overlay as a patch, as files to copy, or as mounts for containers."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from deepinfer_cli.commands import common
+from deepinfer_cli.commands.options import CONTAINER_ROOT, TargetOptions
+from deepinfer_cli.errors import FailedError, RefusedError, UsageError
+from deepinfer_cli.output import Output
+from deepinfer_cli.overlay.plan import Plan
+from deepinfer_cli.render import plural
+from deepinfer_cli.result import Result
+
+IMAGE = "vllm/vllm-openai"
+_PAYLOAD = "vllm/deepinfer_sm80"
+COMPOSE_FILE = "compose.deepinfer.yaml"
+FLAGS_FILE = "docker-run.flags"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """What `export` was asked to write.
+
+    Attributes:
+        form: `patch`, `tree` or `docker`.
+        output: a patch's file; None writes it to stdout.
+        into: folder for a tree or for mounts.
+        container_root: where vLLM is inside the image.
+        service: name of the compose service that runs vLLM.
+    """
+
+    form: str
+    where: TargetOptions = field(default_factory=TargetOptions)
+    output: Path | None = None
+    into: Path | None = None
+    container_root: str = CONTAINER_ROOT
+    service: str = "vllm"
+    partial: bool = False
+    force: bool = False
+
+
+def run(opts: ExportOptions, out: Output) -> Result:
+    """Writes the export; the target itself is only read."""
+    _check_folder(opts)
+    if not PurePosixPath(opts.container_root).is_absolute():
+        raise UsageError(f"--container-root {opts.container_root} is not an absolute path", code="usage")
+    target = common.locate(opts.where, out)
+    common.refuse_pending(target, opts.where)
+    plan = _plan(opts, target)
+    for text in plan.notes:
+        out.warn(text)
+    data: dict[str, Any] = {
+        "form": opts.form,
+        "target": common.target_data(target),
+        "match": plan.match,
+        "release": plan.release,
+        "overlay_version": plan.overlay_version,
+        "skip": list(plan.skip),
+    }
+    if opts.form == "patch":
+        return Result("export", data | _patch(opts, plan, out))
+    assert opts.into is not None
+    try:
+        written = _tree(plan, opts.into) if opts.form == "tree" else _docker(opts, plan, opts.into, out)
+    except OSError as error:
+        raise _unwritable(opts.into, error) from error
+    if opts.form == "tree":
+        out.line(f"wrote {plural(len(written), 'file')} below {opts.into}")
+        out.line(f"apply with: cp -r {opts.into}/vllm/. {target.root}/")
+    return Result("export", data | {"into": str(opts.into.absolute()), "files": written})
+
+
+def _check_folder(opts: ExportOptions) -> None:
+    if opts.form == "patch":
+        if opts.output and opts.output.exists() and not opts.force:
+            raise RefusedError("the file exists", code="output-exists", hint="--force", paths=(opts.output,))
+        return
+    if opts.into is None:
+        raise UsageError(f"export {opts.form} needs --into DIR", code="usage")
+    if opts.into.exists() and (not opts.into.is_dir() or any(opts.into.iterdir())) and not opts.force:
+        raise RefusedError(
+            "the folder is not empty",
+            code="output-exists",
+            hint="name a new folder, or pass --force to write into this one",
+            paths=(opts.into,),
+        )
+
+
+def _plan(opts: ExportOptions, target: Any) -> Plan:
+    from deepinfer_cli.overlay import manifest, payload
+    from deepinfer_cli.overlay.plan import plan_install
+    from deepinfer_cli.overlay.record import read_record
+
+    bundled = payload.bundled()
+    known = manifest.load(bundled.root / "manifest.toml")
+    return plan_install(target, bundled, known, record=read_record(target.state_dir), partial=opts.partial)
+
+
+def _patch(opts: ExportOptions, plan: Plan, out: Output) -> dict[str, Any]:
+    from deepinfer_cli.overlay.patchfile import unified_patch
+
+    content = unified_patch(plan)
+    if opts.output is None:
+        out.raw(content)
+        out.note(f"apply with: git apply FILE, in {plan.target.parent}")
+        return {"output": None, "patch": content.decode("utf-8", "surrogateescape")}
+    try:
+        opts.output.write_bytes(content)
+    except OSError as error:
+        raise _unwritable(opts.output, error) from error
+    out.line(f"wrote {opts.output}")
+    out.line(f"apply with: git apply {opts.output.absolute()}, in {plan.target.parent}")
+    return {"output": str(opts.output.absolute()), "patch": None}
+
+
+def _tree(plan: Plan, into: Path) -> list[str]:
+    from deepinfer_cli.overlay.patchfile import write_tree
+
+    # with --force an export takes the place of an earlier one
+    shutil.rmtree(into / _PAYLOAD, ignore_errors=True)
+    for change in plan.changes:
+        (into / change.path).unlink(missing_ok=True)
+    return sorted(path.relative_to(into).as_posix() for path in write_tree(plan, into))
+
+
+def _docker(opts: ExportOptions, plan: Plan, into: Path, out: Output) -> list[str]:
+    files = _tree(plan, into)
+    mounts = mount_points(files, into.absolute(), opts.container_root)
+    compose = compose_text(mounts, opts.service, f"{IMAGE}:v{plan.release}")
+    options = (f"type=bind,source={source},target={destination},readonly" for source, destination in mounts)
+    flags = "".join(f"--mount {shlex.quote(option)}\n" for option in options)
+    (into / COMPOSE_FILE).write_text(compose, encoding="utf-8")
+    (into / FLAGS_FILE).write_text(flags, encoding="utf-8")
+    out.line(f"wrote {plural(len(files), 'file')} and {COMPOSE_FILE}, {FLAGS_FILE} to {into}")
+    out.line(f"docker compose -f your-compose.yaml -f {into.absolute() / COMPOSE_FILE} up")
+    out.line("or add to docker run:")
+    for line in flags.splitlines():
+        out.line(f"  {line}")
+    return [*files, COMPOSE_FILE, FLAGS_FILE]
+
+
+def mount_points(files: list[str], folder: Path, container_root: str) -> list[tuple[str, str]]:
+    """(host path, container path) of each edited file, and of the payload's folder, which is ours alone."""
+    root = container_root.rstrip("/")
+    hooked = [path for path in files if not path.startswith(f"{_PAYLOAD}/")]
+    paths = [*hooked, _PAYLOAD]
+    return [(str(folder / path), f"{root}/{path.removeprefix('vllm/')}") for path in paths]
+
+
+def compose_text(mounts: list[tuple[str, str]], service: str, image: str) -> str:
+    """A compose override that adds the mounts, read-only, to `service`."""
+    lines = [
+        "# added to a compose file that defines this service:",
+        "#   docker compose -f your-compose.yaml -f " + COMPOSE_FILE + " up",
+        f"# made for the files of {image}; mounts are per file, so vLLM's shared libraries stay visible",
+        "services:",
+        f"  {json.dumps(service)}:",
+        "    volumes:",
+    ]
+    for source, destination in mounts:
+        lines += [
+            "      - type: bind",
+            f"        source: {json.dumps(source)}",
+            f"        target: {json.dumps(destination)}",
+            "        read_only: true",
+            "        bind:",
+            "          create_host_path: false",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _unwritable(path: Path, error: OSError) -> FailedError:
+    return FailedError(f"cannot write: {error.strerror or error}", code="write-failed", paths=(path,))

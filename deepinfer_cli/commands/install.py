@@ -1,0 +1,228 @@
+"""`deepinfer install`: plan, show, confirm, write, check, report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deepinfer_cli.commands import common, livecheck
+from deepinfer_cli.commands.options import TargetOptions
+from deepinfer_cli.detect.arch import ArchDecision, resolve_archs
+from deepinfer_cli.detect.gpu import GpuReport, detect_gpus
+from deepinfer_cli.detect.target import Target
+from deepinfer_cli.errors import ExitCode, RefusedError, UsageError
+from deepinfer_cli.output import Output
+from deepinfer_cli.overlay.plan import Plan
+from deepinfer_cli.overlay.record import Record
+from deepinfer_cli.render import joined, plural, size, table
+from deepinfer_cli.result import ErrorItem, Result
+
+
+@dataclass(frozen=True, slots=True)
+class InstallOptions:
+    """What `install` was asked to do.
+
+    Attributes:
+        where: the vLLM.
+        arch: architecture instead of this machine's GPUs.
+        partial: leave ops whose symbols differ to stock.
+        wheel, into: fetch this vLLM release as a tree into this folder first.
+        clear_caches: remove compile caches that the overlay makes stale.
+        verify: run the child-process check afterwards.
+    """
+
+    where: TargetOptions = field(default_factory=TargetOptions)
+    arch: str | None = None
+    dry_run: bool = False
+    yes: bool = False
+    force: bool = False
+    partial: bool = False
+    wheel: str | None = None
+    into: Path | None = None
+    clear_caches: bool = False
+    verify: bool = True
+
+
+def run(opts: InstallOptions, out: Output) -> Result:
+    """Installs, or shows what an install would do."""
+    gpus = detect_gpus()
+    decision = resolve_archs(gpus, opts.arch)
+    for text in decision.warnings:
+        out.warn(text)
+    target = _target(opts, out)
+    if opts.dry_run:
+        return _dry_run(opts, out, target, decision)
+
+    from deepinfer_cli.overlay.signals import interruptible
+    from deepinfer_cli.overlay.state import lock
+
+    with lock(target.state_dir), interruptible():
+        recovered = common.recover(target.parent, target.state_dir, out)
+        before, plan = _plan(target, opts)
+        already = before is not None and not plan.writes
+        if not already:
+            _show(plan, decision, out)
+            question = "Adopt this overlay?" if plan.adopts else f"Install into {target.root}?"
+            out.require_yes(question, yes=opts.yes)
+        record = _apply(plan, decision, opts, out)
+    return _report(opts, out, gpus, decision, plan, record, already=already, recovered=recovered)
+
+
+def _target(opts: InstallOptions, out: Output) -> Target:
+    if (opts.wheel is None) != (opts.into is None):
+        raise UsageError(
+            "--wheel and --into go together",
+            code="usage",
+            hint="such as: deepinfer install --wheel 0.33.0 --into DIR",
+        )
+    if opts.wheel is None or opts.into is None:
+        return common.locate(opts.where, out)
+    if opts.where.target is not None:
+        raise UsageError("--wheel makes its own target; leave --target out", code="usage")
+
+    from deepinfer_cli.detect.vllm import find_target
+    from deepinfer_cli.detect.wheel import cached_tree, fetch_tree
+
+    # a second run finds the tree of the first
+    if (opts.into / "vllm" / "__init__.py").is_file():
+        target = find_target(target=opts.into, python=opts.where.python)
+        if target.version != opts.wheel:
+            raise RefusedError(
+                f"{opts.into} holds vLLM {target.version}, not {opts.wheel}",
+                code="into-not-empty",
+                hint="name another folder with --into",
+            )
+    else:
+        with out.progress(None, f"vLLM {opts.wheel}") as progress:
+            if opts.dry_run:
+                root = cached_tree(opts.wheel, on_progress=progress.line)
+            else:
+                root = fetch_tree(opts.wheel, opts.into, on_progress=progress.line)
+        target = find_target(target=root, python=opts.where.python)
+    common.announce(target, out)
+    return target
+
+
+def _dry_run(opts: InstallOptions, out: Output, target: Target, decision: ArchDecision) -> Result:
+    common.refuse_pending(target, opts.where)
+    record, plan = _plan(target, opts)
+    if plan.writes or plan.adopts or record is None:
+        _show(plan, decision, out)
+        out.line(f"dry run: nothing was written; {plural(len(plan.writes), 'file')} would change")
+    else:
+        out.line(_already(record))
+    data = {"dry_run": True, "target": common.target_data(target), "archs": list(decision.archs)}
+    return Result("install", data | {"plan": common.plan_data(plan), "already_installed": not plan.writes})
+
+
+def _plan(target: Target, opts: InstallOptions) -> tuple[Record | None, Plan]:
+    from deepinfer_cli.overlay import manifest, payload
+    from deepinfer_cli.overlay.plan import plan_install
+    from deepinfer_cli.overlay.record import read_record
+
+    record = read_record(target.state_dir)
+    bundled = payload.bundled()
+    known = manifest.load(bundled.root / "manifest.toml")
+    plan = plan_install(target, bundled, known, record=record, partial=opts.partial, force=opts.force)
+    return record, plan
+
+
+def _show(plan: Plan, decision: ArchDecision, out: Output) -> None:
+    for content in common.plan_tables(plan, every_file=bool(out.verbose)):
+        out.table(content)
+    out.line(f"for {joined(decision.archs)} ({decision.reason})")
+    out.line(common.match_text(plan.match, plan.release, plan.target.version))
+    if plan.upgrade_from:
+        out.line(f"upgrades overlay {plan.upgrade_from} to {plan.overlay_version}")
+    for text in plan.notes:
+        out.warn(text)
+
+
+def _apply(plan: Plan, decision: ArchDecision, opts: InstallOptions, out: Output) -> Record:
+    from deepinfer_cli.overlay.transaction import apply_install
+
+    with out.progress(None, "installing") as progress:
+        return apply_install(
+            plan,
+            archs=decision.archs,
+            force=opts.force,
+            on_step=lambda name, number, total: progress.advance(f"{name} {number}/{total}"),
+        )
+
+
+def _already(record: Record) -> str:
+    return f"already installed: overlay {record.overlay_version}, {joined(record.ops) or 'no ops'}"
+
+
+def _report(
+    opts: InstallOptions,
+    out: Output,
+    gpus: GpuReport,
+    decision: ArchDecision,
+    plan: Plan,
+    record: Record,
+    *,
+    already: bool,
+    recovered: str | None,
+) -> Result:
+    target = plan.target
+    if already:
+        out.line(_already(record))
+    else:
+        counts = [plural(len([one for one in plan.changes if one.owner == "hook"]), "file") + " edited"]
+        counts.append(plural(len([one for one in plan.changes if one.owner == "payload"]), "file") + " added")
+        verb = "adopted" if plan.adopts else "installed"
+        out.line(f"{verb} overlay {record.overlay_version} in {target.root}: {', '.join(counts)}")
+    for path in record.kept:
+        out.warn(f"your edited file was kept as {path}")
+    check = livecheck.check(target, record, gpus) if opts.verify else livecheck.not_asked()
+    out.line(check.sentence)
+    data: dict[str, Any] = {
+        "dry_run": False,
+        "already_installed": already,
+        "target": common.target_data(target),
+        "archs": list(decision.archs),
+        "plan": common.plan_data(plan),
+        "kept": list(record.kept),
+        "recovered": recovered,
+        "check": check.data,
+        "restart": _restart(target, out, changed=not already),
+        "caches_cleared": _clear_caches(opts, out) if opts.clear_caches else [],
+    }
+    if check.failed:
+        error = ErrorItem("not-bound", check.sentence, f"deepinfer rollback{opts.where.arguments}")
+        return Result("install", data, ExitCode.FAILED, (error,))
+    if not already:
+        where = TargetOptions(target.parent) if opts.into else opts.where
+        out.line(f"next: deepinfer verify{where.arguments}")
+    return Result("install", data)
+
+
+def _restart(target: Target, out: Output, *, changed: bool) -> list[int]:
+    from deepinfer_cli.detect.process import running
+
+    processes = running(target.root) if changed else ()
+    if processes:
+        pids = joined(str(process.pid) for process in processes)
+        out.line(f"restart vLLM: process {pids} still runs the old code")
+    return [process.pid for process in processes]
+
+
+def _clear_caches(opts: InstallOptions, out: Output) -> list[dict[str, Any]]:
+    from deepinfer_cli.paths import caches, clear
+
+    found = [cache for cache in caches() if cache.entries]
+    if not found:
+        out.line("no compile caches to clear")
+        return []
+    rows = [(cache.name, size(cache.size), cache.folder, cache.variable) for cache in found]
+    out.table(table(("Cache", ("Size", "right"), "Folder", "Variable"), rows, title="Caches"))
+    out.require_yes("Clear these caches?", yes=opts.yes)
+    cleared = []
+    for cache in found:
+        cleared.append(
+            {"name": cache.name, "path": str(cache.folder), "entries": clear(cache), "size_bytes": cache.size}
+        )
+    out.line(f"cleared {size(sum(cache.size for cache in found))} of compile caches")
+    return cleared

@@ -1,0 +1,125 @@
+"""Command-line options that several commands share, and the values they carry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOptions:
+    """Which vLLM is meant."""
+
+    target: Path | None = None
+    python: Path | None = None
+
+    @property
+    def arguments(self) -> str:
+        """The same choice as text for a command in a hint, with a leading space; empty for the default."""
+        parts = [
+            f" --{name} {value}"
+            for name, value in (("target", self.target), ("python", self.python))
+            if value
+        ]
+        return "".join(parts)
+
+
+def complete_arch() -> list[str]:
+    """Shell completion of `--arch`."""
+    from deepinfer_cli.detect.gpu import SERVED
+
+    return list(SERVED.values())
+
+
+def complete_ops(incomplete: str) -> list[str]:
+    """Shell completion of op names, from the manifest: no kernel is imported."""
+    from deepinfer_cli.overlay import manifest
+
+    return [op.name for op in manifest.load().ops if op.name.startswith(incomplete)]
+
+
+def _option(*names: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, show_default=False, **more)
+
+
+Target = Annotated[
+    Path | None,
+    _option(
+        "--target",
+        metavar="PATH",
+        help="The vLLM to work on: the folder that contains `vllm`, `vllm` itself, or a checkout.",
+    ),
+]
+Python = Annotated[
+    Path | None,
+    _option(
+        "--python",
+        metavar="EXE",
+        help="Interpreter whose vLLM is meant, and that checks run in; default: this one.",
+    ),
+]
+Json = Annotated[bool, _option("--json", help="Print one JSON document on stdout and nothing else.")]
+Quiet = Annotated[bool, _option("--quiet", "-q", help="Results, warnings and errors only.")]
+Verbose = Annotated[int, _option("--verbose", "-v", count=True, help="Say more; twice for still more.")]
+NoColor = Annotated[bool, _option("--no-color", help="No colour and no bold (also: NO_COLOR=1).")]
+Debug = Annotated[bool, _option("--debug", help="Show the Python traceback of an error.")]
+DryRun = Annotated[bool, _option("--dry-run", help="Show what would be done; write nothing.")]
+Yes = Annotated[bool, _option("--yes", "-y", help="Do not ask.")]
+Force = Annotated[
+    bool,
+    _option(
+        "--force", help="Go on where files were edited; a copy of each is kept and its place is printed."
+    ),
+]
+Arch = Annotated[
+    str | None,
+    _option(
+        "--arch",
+        metavar="ARCH",
+        autocompletion=complete_arch,
+        help="Install for sm80, sm86 or sm89 instead of this machine's GPU (container builds).",
+    ),
+]
+Partial = Annotated[
+    bool,
+    _option("--partial", help="Install the ops whose vLLM symbols all match; leave the others to stock."),
+]
+Wheel = Annotated[
+    str | None,
+    _option(
+        "--wheel",
+        metavar="VERSION",
+        help="Fetch this vLLM release with pip (about 340 MB) and install into it.",
+    ),
+]
+Into = Annotated[
+    Path | None, _option("--into", metavar="DIR", help="Where --wheel unpacks it: a new or empty folder.")
+]
+ClearCaches = Annotated[
+    bool,
+    _option(
+        "--clear-caches",
+        help="Also remove compile caches (Triton, TileLang, torch.compile, vLLM) after showing them.",
+    ),
+]
+NoVerify = Annotated[bool, _option("--no-verify", help="Skip the child process that checks what is bound.")]
+PatchFile = Annotated[
+    Path | None, _option("--output", "-o", metavar="FILE", help="Write the patch here, not to stdout.")
+]
+Overwrite = Annotated[bool, _option("--force", help="Write over what is there.")]
+IntoFolder = Annotated[Path, _option("--into", metavar="DIR", help="A new or empty folder.")]
+CONTAINER_ROOT = "/usr/local/lib/python3.12/dist-packages/vllm"
+ContainerRoot = Annotated[
+    str,
+    typer.Option(
+        "--container-root",
+        metavar="PATH",
+        help="Where vLLM is inside the image (this is the official image's).",
+    ),
+]
+Service = Annotated[
+    str, typer.Option("--service", metavar="NAME", help="The compose service that runs vLLM.")
+]

@@ -1,0 +1,162 @@
+"""`deepinfer status`: what is installed where, in one screen; reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from deepinfer_cli.commands import common
+from deepinfer_cli.commands.options import TargetOptions
+from deepinfer_cli.detect.arch import resolve_archs
+from deepinfer_cli.detect.gpu import GpuReport, detect_gpus
+from deepinfer_cli.detect.target import Target
+from deepinfer_cli.errors import DeepInferError, ExitCode
+from deepinfer_cli.output import Output
+from deepinfer_cli.overlay.inspect import Inspection
+from deepinfer_cli.render import joined, plural, table
+from deepinfer_cli.result import ErrorItem, Result
+
+_HEALTHY = {"installed", "not-installed", "unrecorded"}
+_MEANING = {
+    "unrecorded": "in place without a record (`git apply`, `cp -r`): `deepinfer install` adopts it",
+    "modified": "files were edited since the install",
+    "stale": "vLLM was reinstalled or upgraded since the install",
+    "interrupted": "an install or rollback was interrupted",
+    "leftover": "vLLM is gone, files of ours are left",
+}
+_NEXT = {
+    "not-installed": "deepinfer install",
+    "installed": "deepinfer verify",
+    "unrecorded": "deepinfer install",
+    "modified": "deepinfer rollback",
+    "stale": "deepinfer install",
+    "interrupted": "deepinfer rollback",
+    "leftover": "deepinfer rollback",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StatusOptions:
+    """What `status` was asked to show."""
+
+    where: TargetOptions = field(default_factory=TargetOptions)
+
+
+def run(opts: StatusOptions, out: Output) -> Result:
+    """Shows the state; exit code 1 when it is not one to run with."""
+    from deepinfer_cli.detect.vllm import find_target
+    from deepinfer_cli.overlay.inspect import inspect
+
+    target = find_target(target=opts.where.target, python=opts.where.python)
+    found = inspect(target)
+    gpus = detect_gpus()
+    match = _match(target, found)
+    out.table(table(("Item", "Value"), _rows(target, found, gpus, match)))
+    odd = [one for one in found.files if one.state.value not in {"applied", "pristine"}]
+    if odd or out.verbose:
+        shown = found.files if out.verbose else tuple(odd)
+        out.table(table(("State", "Path", "Note"), ((one.state.value, one.path, one.note) for one in shown)))
+    out.note(f"next: {_NEXT[found.state]}{opts.where.arguments}")
+    data = _data(target, found, gpus, match)
+    if found.state in _HEALTHY:
+        return Result("status", data)
+    error = ErrorItem(
+        f"overlay-{found.state}",
+        _MEANING[found.state],
+        f"{_NEXT[found.state]}{opts.where.arguments}",
+        tuple(one.path for one in odd),
+    )
+    return Result("status", data, ExitCode.FAILED, (error,))
+
+
+def _match(target: Target, found: Inspection) -> dict[str, Any]:
+    """Which release this vLLM is like: from the record, else by looking at its symbols."""
+    if found.record is not None:
+        return {"match": found.record.match, "release": found.record.release, "reason": ""}
+    if found.state != "not-installed":
+        return {"match": None, "release": None, "reason": ""}
+    from deepinfer_cli.overlay import manifest, payload
+    from deepinfer_cli.overlay.plan import plan_install
+
+    try:
+        bundled = payload.bundled()
+        plan = plan_install(target, bundled, manifest.load(bundled.root / "manifest.toml"), record=None)
+    except DeepInferError as error:
+        return {"match": "unsupported", "release": None, "reason": error.message}
+    return {"match": plan.match, "release": plan.release, "reason": ""}
+
+
+def _rows(
+    target: Target, found: Inspection, gpus: GpuReport, match: dict[str, Any]
+) -> Iterator[tuple[str, str]]:
+    yield "vLLM", f"{target.version or 'unknown version'}, {target.kind.value}"
+    yield "root", str(target.root)
+    yield "chosen", target.reason
+    for other in target.others:
+        yield "another vLLM", f"{other} (not touched)"
+    yield from _gpu_rows(gpus)
+    yield "overlay", _overlay_text(found)
+    if match["release"]:
+        yield "match", common.match_text(match["match"], match["release"], target.version)
+    elif match["match"]:
+        yield "match", f"unsupported: {match['reason']}"
+    if found.record is not None:
+        yield "ops", joined(found.record.ops) or "none"
+        yield "for", joined(found.record.arch)
+    if found.skip:
+        yield "left to stock", joined(found.skip)
+    if found.files:
+        yield "files", _counts(found)
+    yield "journal", "unfinished transaction" if found.journal else "none"
+    for text in (*target.notes, *found.notes):
+        yield "note", text
+
+
+def _gpu_rows(gpus: GpuReport) -> Iterator[tuple[str, str]]:
+    for gpu in gpus.gpus:
+        yield f"GPU {gpu.index}", common.gpu_text(gpu)
+    if not gpus.gpus:
+        try:
+            resolve_archs(gpus)
+        except DeepInferError as error:
+            yield "GPU", error.message
+    if gpus.driver:
+        yield "driver", f"{gpus.driver} ({gpus.source})"
+    if gpus.visible is not None:
+        yield "CUDA_VISIBLE_DEVICES", gpus.visible or "empty"
+
+
+def _overlay_text(found: Inspection) -> str:
+    version = f"{found.overlay_version} " if found.overlay_version else ""
+    when = f", {found.record.created_at}" if found.record else ""
+    return f"{version}{found.state}{when}"
+
+
+def _counts(found: Inspection) -> str:
+    counts: dict[str, int] = {}
+    for one in found.files:
+        counts[one.state.value] = counts.get(one.state.value, 0) + 1
+    return joined(f"{plural(count, 'file')} {state}" for state, count in counts.items())
+
+
+def _data(target: Target, found: Inspection, gpus: GpuReport, match: dict[str, Any]) -> dict[str, Any]:
+    record = found.record
+    return {
+        "target": common.target_data(target),
+        "gpu": common.gpu_data(gpus),
+        "state": found.state,
+        "match": match,
+        "overlay_version": found.overlay_version,
+        "payload_digest": found.payload_digest,
+        "installed_at": record and record.created_at,
+        "archs": list(record.arch) if record else [],
+        "ops": list(record.ops) if record else [],
+        "skip": list(found.skip),
+        "journal": found.journal,
+        "files": [
+            {"path": one.path, "owner": one.owner, "state": one.state, "note": one.note}
+            for one in found.files
+        ],
+        "notes": list(found.notes),
+    }
