@@ -28,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 export_app = typer.Typer(
-    help="Write the overlay as a patch, a tree to copy, or mounts for containers.",
+    help="Write the overlay as a patch, files or mounts.",
     epilog="Examples:\n\n\b\n  deepinfer export patch --output sm80.patch\n  deepinfer export tree --into overlay\n"
     "  deepinfer export docker --into mounts",
     rich_markup_mode=None,
@@ -38,7 +38,7 @@ app.add_typer(export_app, name="export")
 
 def _version(value: bool) -> None:
     if value:
-        from deepinfer_sm80 import __version__
+        from deepinfer_cli import __version__
 
         typer.echo(__version__)
         raise typer.Exit
@@ -123,8 +123,9 @@ def rollback(
     no_color: o.NoColor = False,
     debug: o.Debug = False,
 ) -> int:
-    """Take the overlay out again; every byte, mode and listing is as before.
+    """Take the overlay out again, byte for byte.
 
+    Every file, mode and folder listing is as before the install.
     Needs the record beside vLLM and nothing else: no network, no GPU, no git.
     """
     from deepinfer_cli.commands import rollback as command
@@ -163,7 +164,10 @@ def doctor(
     no_color: o.NoColor = False,
     debug: o.Debug = False,
 ) -> int:
-    """Check driver, GPUs, vLLM, its packages, caches and overlay; exit code 1 on an error row."""
+    """Check this machine and what to do about it.
+
+    Driver, GPUs, vLLM and its packages, nvcc, disk, caches, overlay. Exit code 1 when a row is an error.
+    """
     from deepinfer_cli.commands import doctor as command
 
     options = command.DoctorOptions(o.TargetOptions(target, python))

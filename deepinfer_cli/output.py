@@ -156,7 +156,7 @@ class Output:
         """
         if self.json or not (_is_terminal(sys.stdin) and _is_terminal(sys.stderr)):
             raise UsageError(
-                f"{question} needs a yes, and no terminal can give it",
+                f"there is no terminal to ask on: {question}",
                 code="confirmation-required",
                 hint="pass --yes, or --dry-run to see the plan alone",
             )
