@@ -46,6 +46,7 @@ def main() -> None:
     answer = check(json.loads(sys.stdin.read()))
     answer_to.write(json.dumps(answer) + "\n")
     answer_to.flush()
+    sys.stderr.flush()
     # vLLM may have left threads behind, which would keep the process or print after the answer
     os._exit(0)
 

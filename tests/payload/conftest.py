@@ -40,7 +40,7 @@ class Platform:
         return None if card is None else SimpleNamespace(major=card[0], minor=card[1])
 
 
-class FakeVllm:
+class LoadedVllm:
     """`vllm` in sys.modules: a package in `folder`, a platform, and modules whose bodies the test gives."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,12 +74,12 @@ def no_switches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeVllm:
-    return FakeVllm(tmp_path, monkeypatch)
+def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoadedVllm:
+    return LoadedVllm(tmp_path, monkeypatch)
 
 
 @pytest.fixture(params=NAMES)
-def payload(request: pytest.FixtureRequest, vllm: FakeVllm) -> Iterator[ModuleType]:
+def payload(request: pytest.FixtureRequest, vllm: LoadedVllm) -> Iterator[ModuleType]:
     """The payload, imported anew under the name it has in a target and the one it has outside."""
     name = request.param
     before = {key: sys.modules.pop(key) for key in list(sys.modules) if f"{key}.".startswith(f"{name}.")}
@@ -132,6 +132,12 @@ def ops(payload: ModuleType, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace
         setattr(module, name, getattr(made, name))
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return made
+
+
+@pytest.fixture
+def release_tree(pristine_release: Callable[[str], Path]) -> Callable[[str], Path]:
+    """Version → the `vllm` folder of that real release, never written to."""
+    return lambda version: pristine_release(version) / "vllm"
 
 
 def stub(name: str, parameters: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from deepinfer_cli.overlay import payload as bundled
 
-from .conftest import CACHE_UTILS, COMBINE, GATHER, PAYLOAD, ROCM, FakeVllm, Platform, stub
+from .conftest import CACHE_UTILS, COMBINE, GATHER, PAYLOAD, ROCM, LoadedVllm, Platform, stub
 
 GATHER_033 = "out, k_cache, seq_lens, gather_lens, block_table, block_size, offset, use_fnuz=False, max_gather_len=None"
 COMBINE_033 = (
@@ -27,7 +27,7 @@ def bound(module: ModuleType) -> set[str]:
 
 
 @pytest.fixture
-def cache_utils(vllm: FakeVllm) -> ModuleType:
+def cache_utils(vllm: LoadedVllm) -> ModuleType:
     return vllm.module(CACHE_UTILS, BODY)
 
 

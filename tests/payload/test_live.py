@@ -1,0 +1,257 @@
+"""The live check, run by path against a small vLLM that has the real hook blocks and the real payload."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepinfer_cli.overlay import hook
+
+from .conftest import CACHE_UTILS, COMBINE, GATHER, PAYLOAD, ROCM, stub
+
+LIVE = Path(__file__).parents[2] / "deepinfer_cli" / "validate" / "live.py"
+GATHER_033 = "out, k_cache, seq_lens, gather_lens, block_table, block_size, offset, use_fnuz=False, max_gather_len=None"
+ROCM_030 = "topk_indices, query_start_loc, seq_lens, gather_lens, window_size, compress_ratio, topk, M, N"
+PLATFORM = """
+from types import SimpleNamespace
+class Platform:
+    def is_cuda(self): return True
+    def get_device_capability(self, device_id=0): return SimpleNamespace(major=8, minor=0)
+current_platform = Platform()
+"""
+INIT = """
+import importlib.util
+__version__ = "0.33.0"
+print("noise on stdout")
+assert importlib.util.find_spec("compare") is None, "the CLI's modules are in the way"
+"""
+FILES = {
+    "__init__.py": INIT,
+    "platforms/__init__.py": PLATFORM,
+    "models/__init__.py": "",
+    "models/deepseek_v41/__init__.py": "from .nvidia import flashmla\n",
+    "models/deepseek_v41/common/__init__.py": "",
+    "models/deepseek_v41/common/ops/__init__.py": f"from .cache_utils import {COMBINE}, {GATHER}\n",
+    "models/deepseek_v41/common/ops/cache_utils.py": stub(GATHER, GATHER_033)
+    + stub(COMBINE, f"{ROCM_030}, out=None"),
+    "models/deepseek_v41/nvidia/__init__.py": "",
+    "models/deepseek_v41/nvidia/flashmla.py": (
+        f"from vllm.models.deepseek_v41.common.ops import {COMBINE}, {GATHER}\nimport vllm.v1.ops\n"
+    ),
+    "models/deepseek_v41/amd/__init__.py": "",
+    "models/deepseek_v41/amd/rocm.py": (
+        f"from vllm.models.deepseek_v41.common.ops import {GATHER}\n" + stub(COMBINE, ROCM_030)
+    ),
+    "v1/__init__.py": "",
+    "v1/ops.py": f"from vllm.models.deepseek_v41.common.ops import {COMBINE}\n",
+}
+HOOKED = {
+    CACHE_UTILS: "models/deepseek_v41/common/ops/cache_utils.py",
+    ROCM: "models/deepseek_v41/amd/rocm.py",
+}
+HOLDERS = {
+    (CACHE_UTILS, COMBINE),
+    (CACHE_UTILS, GATHER),
+    ("vllm.models.deepseek_v41.common.ops", COMBINE),
+    ("vllm.models.deepseek_v41.common.ops", GATHER),
+    ("vllm.models.deepseek_v41.nvidia.flashmla", COMBINE),
+    ("vllm.models.deepseek_v41.nvidia.flashmla", GATHER),
+    ("vllm.v1.ops", COMBINE),
+}
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Write:
+    """Writes a vLLM with the overlay in it; `changed` files take the place of the usual ones."""
+
+    def write(
+        *, skip: tuple[str, ...] = (), payload: bool = True, changed: dict[str, str] | None = None
+    ) -> Path:
+        parent = tmp_path / "site päckages"
+        for name, text in {**FILES, **(changed or {})}.items():
+            file = parent / "vllm" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        for name in HOOKED.values():
+            file = parent / "vllm" / name
+            file.write_bytes(hook.append(file.read_bytes(), skip))
+        if payload:
+            ignore = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(PAYLOAD, parent / "vllm" / "deepinfer_sm80", ignore=ignore)
+        return parent
+
+    return write
+
+
+def live(
+    parent: Path | None,
+    *,
+    modules: tuple[str, ...] = (CACHE_UTILS,),
+    env: dict[str, str] | None = None,
+    **request: Any,
+):
+    """The answer of a child that has the standard library alone, and what it put on stdout."""
+    document = {
+        "parent": str(parent) if parent else None,
+        "layout": "deepseek_v41",
+        "modules": modules,
+        "expect": ["combine", "gather"],
+        "skipped": [],
+        "mode": "bound",
+        **request,
+    }
+    run = subprocess.run(
+        [sys.executable, "-S", str(LIVE)],
+        input=json.dumps(document),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **(env or {})},
+        timeout=60,
+    )
+    assert run.returncode == 0, run.stderr
+    (line,) = run.stdout.splitlines()
+    return json.loads(line)
+
+
+def held(answer: dict[str, Any], same: bool) -> set[tuple[str, str]]:
+    return {(one["module"], one["symbol"]) for one in answer["importers"] if one["same"] is same}
+
+
+def test_bound_everywhere(tree):
+    parent = tree()
+    answer = live(parent)
+    assert (answer["ok"], answer["problems"], answer["error"]) == (True, [], None)
+    assert held(answer, True) == HOLDERS
+    assert held(answer, False) == set()
+    assert {(one["module"], one["symbol"]) for one in answer["report"]["bound"]} == {
+        (CACHE_UTILS, COMBINE),
+        (CACHE_UTILS, GATHER),
+    }
+    assert answer["vllm_file"] == str(parent / "vllm" / "__init__.py")
+    assert answer["payload_file"] == str(parent / "vllm" / "deepinfer_sm80" / "__init__.py")
+    assert answer["report"]["arch"] == "sm80"
+
+
+def test_the_rocm_module_has_its_own(tree):
+    answer = live(tree(), modules=(CACHE_UTILS, ROCM))
+    assert answer["ok"], answer
+    assert held(answer, True) == HOLDERS | {(ROCM, COMBINE), (ROCM, GATHER)}
+    assert (ROCM, COMBINE) in {(one["module"], one["symbol"]) for one in answer["report"]["bound"]}
+
+
+def test_switched_off_all_is_stock(tree):
+    parent = tree()
+    answer = live(parent, modules=(CACHE_UTILS, ROCM), mode="stock", env={"DEEPINFER_DISABLE": "1"})
+    assert answer["ok"], answer
+    assert answer["report"]["bound"] == []
+    assert held(answer, True) == HOLDERS | {(ROCM, COMBINE), (ROCM, GATHER)}
+
+
+def test_stock_was_asked_for_but_it_is_bound(tree):
+    answer = live(tree(), mode="stock")
+    assert not answer["ok"]
+    assert f"{CACHE_UTILS}.{COMBINE} is bound" in answer["problems"]
+
+
+def test_skipped_op_is_stock(tree):
+    answer = live(tree(skip=("combine",)), expect=["gather"], skipped=["combine"])
+    assert answer["ok"], answer
+    assert answer["report"]["skipped"] == ["combine"]
+
+
+def test_skipped_in_the_file_but_expected(tree):
+    answer = live(tree(skip=("combine",)))
+    assert not answer["ok"]
+    assert "op combine is not bound" in answer["problems"]
+
+
+def test_a_module_that_holds_another_object_is_named(tree):
+    answer = live(tree(changed={"v1/ops.py": stub(COMBINE, ROCM_030)}))
+    assert not answer["ok"]
+    assert held(answer, False) == {("vllm.v1.ops", COMBINE)}
+    assert any("vllm.v1.ops" in problem for problem in answer["problems"])
+
+
+def test_a_hook_that_is_gone_is_noticed(tree):
+    parent = tree()
+    file = parent / "vllm" / HOOKED[CACHE_UTILS]
+    file.write_bytes(hook.strip(file.read_bytes()))
+    answer = live(parent)
+    assert not answer["ok"]
+    assert "op gather is not bound" in answer["problems"]
+
+
+def test_closed_gate_is_said(tree):
+    answer = live(tree(changed={"platforms/__init__.py": PLATFORM.replace("major=8", "major=9")}))
+    assert not answer["ok"]
+    assert "the overlay is off here" in answer["problems"][0]
+
+
+def test_forced_arch_opens_it(tree):
+    parent = tree(changed={"platforms/__init__.py": PLATFORM.replace("major=8", "major=9")})
+    answer = live(parent, env={"DEEPINFER_FORCE_ARCH": "sm89"})
+    assert answer["ok"], answer
+    assert (answer["report"]["arch"], answer["report"]["forced"]) == ("sm89", True)
+
+
+def test_not_importable_is_not_bound_wrongly(tree):
+    answer = live(tree(changed={"models/deepseek_v41/nvidia/flashmla.py": "import not_installed_here\n"}))
+    assert not answer["ok"]
+    assert answer["problems"] == []
+    assert (answer["error"]["kind"], answer["error"]["stage"]) == ("ModuleNotFoundError", "import")
+    assert "not_installed_here" in answer["error"]["message"]
+
+
+def test_exit_during_import_is_reported(tree):
+    answer = live(tree(changed={"models/deepseek_v41/nvidia/flashmla.py": "raise SystemExit('no GPU')\n"}))
+    assert (answer["error"]["kind"], answer["error"]["message"]) == ("SystemExit", "no GPU")
+
+
+def test_no_vllm_at_all(tmp_path):
+    answer = live(tmp_path)
+    assert (answer["error"]["kind"], answer["error"]["stage"]) == ("ModuleNotFoundError", "import")
+
+
+def test_refusal_of_the_overlay(tree):
+    source = stub(GATHER, "out") + stub(COMBINE, f"{ROCM_030}, out=None")
+    answer = live(tree(changed={"models/deepseek_v41/common/ops/cache_utils.py": source}))
+    assert (answer["error"]["kind"], answer["error"]["stage"]) == ("BindError", "bind")
+    assert "deepinfer status" in answer["error"]["message"]
+
+
+def test_bad_switch(tree):
+    answer = live(tree(), env={"DEEPINFER_FORCE_ARCH": "sm90"})
+    assert (answer["error"]["kind"], answer["error"]["stage"]) == ("SwitchError", "bind")
+
+
+def test_hook_without_payload(tree):
+    answer = live(tree(payload=False))
+    assert (answer["error"]["kind"], answer["error"]["stage"]) == ("ModuleNotFoundError", "bind")
+
+
+def test_unfinished_install(tree):
+    parent = tree()
+    (parent / ".deepinfer").mkdir()
+    (parent / ".deepinfer" / "journal.json").write_text("{}")
+    answer = live(parent)
+    assert answer["error"]["stage"] == "bind"
+    assert "interrupted" in answer["error"]["message"]
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("version", ["0.30.0", "0.33.0"])
+def test_a_real_release_without_torch_is_not_importable(release_tree, version):
+    root = release_tree(version)
+    answer = live(root.parent)
+    assert not answer["ok"]
+    assert (answer["problems"], answer["error"]["stage"]) == ([], "import")

@@ -1,0 +1,17 @@
+"""The manifest, which the installer reads, and the bindings, which run, say the same."""
+
+from __future__ import annotations
+
+from deepinfer_sm80 import bindings
+
+from deepinfer_cli.overlay import manifest
+
+
+def test_same_modules_symbols_and_ops():
+    replaced = {
+        (op.name, symbol.module.removesuffix(".py").replace("/", "."), symbol.name)
+        for op in manifest.load().ops
+        for symbol in op.replaces
+    }
+    bound = {(one.op, module, one.symbol) for module, group in bindings.ALL.items() for one in group}
+    assert bound == replaced
