@@ -3,9 +3,11 @@
 Run by path with that interpreter (`python live.py`), which may have no DeepInfer: standard library only. The
 request is one JSON document on stdin:
 
-    parent    folder that holds `vllm`, put first on sys.path; null where the interpreter finds it itself
+    parent    folder that holds the `vllm` to check, put first on sys.path unless the interpreter finds that one
+              anyway; null where whatever it finds is meant
     layout    V4.1's folder, such as `deepseek_v41`
     modules   hooked modules to import by name. `amd.rocm` starts CUDA: list it only where that is wanted
+    also      other modules to import, so that what they hold is looked at; may be left out
     expect    ops that must be bound
     skipped   ops that the install left to stock
     mode      `bound`, or `stock`: nothing may be bound (run with DEEPINFER_DISABLE=1)
@@ -25,10 +27,11 @@ check fails:
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +93,27 @@ def _from_overlay(error: BaseException) -> bool:
 
 
 def _import(request: dict[str, Any], answer: dict[str, Any]) -> None:
-    if request.get("parent"):
-        sys.path.insert(0, request["parent"])
-    answer["vllm_file"] = importlib.import_module("vllm").__file__
+    parent = request.get("parent")
+    if parent and not _finds(parent):
+        # in front only where it must be: site-packages ahead of the standard library can hide parts of that
+        sys.path.insert(0, parent)
+    vllm = importlib.import_module("vllm")
+    answer["vllm_file"] = vllm.__file__
+    if parent and not _holds(parent, vllm.__path__):
+        raise ImportError(f"another vLLM than the one in {parent} was imported: {list(vllm.__path__)}")
     importlib.import_module(f"vllm.models.{request['layout']}")
-    for module in request.get("modules", ()):
+    for module in (*request.get("modules", ()), *request.get("also", ())):
         importlib.import_module(module)
+
+
+def _finds(parent: str) -> bool:
+    """Whether the interpreter, left alone, imports the `vllm` in `parent`."""
+    spec = importlib.util.find_spec("vllm")
+    return spec is not None and _holds(parent, spec.submodule_search_locations or ())
+
+
+def _holds(parent: str, folders: Iterable[str]) -> bool:
+    return Path(next(iter(folders), "/")).resolve() == (Path(parent) / "vllm").resolve()
 
 
 def _examine(request: dict[str, Any], answer: dict[str, Any]) -> None:

@@ -98,6 +98,7 @@ def live(
     *,
     modules: tuple[str, ...] = (CACHE_UTILS,),
     env: dict[str, str] | None = None,
+    site: bool = False,
     **request: Any,
 ):
     """The answer of a child that has the standard library alone, and what it put on stdout."""
@@ -111,7 +112,7 @@ def live(
         **request,
     }
     run = subprocess.run(
-        [sys.executable, "-S", str(LIVE)],
+        [sys.executable, *([] if site else ["-S"]), str(LIVE)],
         input=json.dumps(document),
         capture_output=True,
         text=True,
@@ -147,6 +148,26 @@ def test_the_rocm_module_has_its_own(tree):
     assert answer["ok"], answer
     assert held(answer, True) == HOLDERS | {(ROCM, COMBINE), (ROCM, GATHER)}
     assert (ROCM, COMBINE) in {(one["module"], one["symbol"]) for one in answer["report"]["bound"]}
+
+
+def test_modules_that_have_no_hook_are_looked_at(tree):
+    late = "vllm.models.deepseek_v41.amd.late"
+    source = f"from vllm.models.deepseek_v41.common.ops import {COMBINE}\n"
+    answer = live(tree(changed={"models/deepseek_v41/amd/late.py": source}), also=[late])
+    assert answer["ok"], answer
+    assert held(answer, True) == HOLDERS | {(late, COMBINE)}
+
+
+def test_another_vllm_in_the_way_is_not_the_target(tree, tmp_path):
+    other = tmp_path / "other" / "vllm"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("")
+    parent = tree()
+    assert live(parent, env={"PYTHONPATH": str(other.parent)})["ok"]
+    assert live(parent, env={"PYTHONPATH": str(parent)})["ok"]
+    (tmp_path / "sitecustomize.py").write_text("import vllm\n")
+    answer = live(parent, env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{other.parent}"}, site=True)
+    assert "another vLLM" in answer["error"]["message"]
 
 
 def test_switched_off_all_is_stock(tree):
