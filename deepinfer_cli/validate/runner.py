@@ -22,7 +22,10 @@ WORKER = Path(__file__).with_name("worker.py")
 DEFAULT_TIMEOUT_S = 300.0
 _TAIL_CHARS = 4000
 # what this process was given must not decide what a worker tests
-_CLEARED = ("TRITON_INTERPRET", "TRITON_OVERRIDE_ARCH", "PYTHONSTARTUP")
+_CLEARED = (
+    "TRITON_INTERPRET", "TRITON_OVERRIDE_ARCH", "PYTHONSTARTUP",
+    "DEEPINFER_DISABLE", "DEEPINFER_DISABLE_OPS", "DEEPINFER_FORCE_ARCH",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,256 @@
+"""`deepinfer verify`: proves the installed overlay, from what is on disk to what a GPU computes."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deepinfer_cli.commands import common
+from deepinfer_cli.commands.options import TargetOptions
+from deepinfer_cli.detect.target import Target
+from deepinfer_cli.errors import ExitCode, UnsupportedError, UsageError
+from deepinfer_cli.output import Output, document
+from deepinfer_cli.overlay import payload
+from deepinfer_cli.render import Justify, Table, plural, table
+from deepinfer_cli.result import ErrorItem, Result
+from deepinfer_cli.validate import runner, verify
+from deepinfer_cli.validate.model import CaseResult, Level, NotRun, Status, VerifyReport
+
+SUITES = ("smoke", "full")
+RIGHT: Justify = "right"
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """What `verify` was asked to do.
+
+    Attributes:
+        where: which vLLM; `python` also names the interpreter the kernels run in.
+        ops: positional OPS and `--ops a,b`; empty means all.
+        levels: `--level`, repeatable: static, compile, interpreter, numerics, live; empty means all that can run.
+        suite: `--suite` smoke or full.
+        case: `--case ID`, one case alone.
+        arch: `--arch` sm80, sm86 or sm89: builds for it alone, and runs its code on a newer card.
+        max_smem: `--max-smem BYTES`, only kernel variants that take no more shared memory.
+        timeout_s: `--timeout SECONDS` for one case.
+        output: `--output FILE`, also writes the JSON document there.
+    """
+
+    where: TargetOptions = field(default_factory=TargetOptions)
+    ops: tuple[str, ...] = ()
+    levels: tuple[str, ...] = ()
+    suite: str = "smoke"
+    case: str | None = None
+    arch: str | None = None
+    max_smem: int | None = None
+    timeout_s: float = runner.DEFAULT_TIMEOUT_S
+    output: Path | None = None
+
+
+def run(opts: VerifyOptions, out: Output) -> Result:
+    """Runs the levels that can run, shows them, and says which could not.
+
+    Raises:
+        UsageError: an unknown level, suite, architecture, op or case.
+        FailedError: a transaction is unfinished, or the overlay changed during the check.
+    """
+    levels = parse_levels(opts.levels)
+    check_choice("--suite", opts.suite, SUITES)
+    if opts.arch is not None:
+        check_choice("--arch", opts.arch, verify.ARCHS)
+    target = find_target(opts.where, out)
+    request = verify.Request(
+        target, payload_root(target, out), interpreter(opts.where, target, out), levels, opts.suite, opts.ops,
+        opts.case, opts.arch, opts.max_smem, opts.timeout_s,
+    )  # fmt: skip
+    with out.progress(None, "verify") as progress:
+
+        def show(event: CaseResult | NotRun) -> None:
+            if isinstance(event, CaseResult):
+                progress.advance(f"{event.level.value} {event.case}")
+                out.detail(f"{event.status.value} {event.level.value} {event.case}")
+
+        report = verify.verify(request, show)
+        for row in summary_rows(report):
+            progress.line(f"verify: {' '.join(row)}")
+    return _finish(opts, out, request, report)
+
+
+def parse_levels(names: Iterable[str]) -> tuple[Level, ...]:
+    """The levels that `names` mean.
+
+    Raises:
+        UsageError: one of them is none.
+    """
+    known = tuple(level.value for level in Level)
+    for name in names:
+        check_choice("--level", name, known)
+    return tuple(Level(name) for name in names)
+
+
+def check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raises UsageError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise UsageError(
+            f"{option} {value} is unknown", code="usage", hint=f"choose from {', '.join(choices)}"
+        )
+
+
+def find_target(where: TargetOptions, out: Output) -> Target | None:
+    """The target; None (and said so) where none was named and none is installed."""
+    try:
+        target = common.locate(where, out)
+    except UnsupportedError as error:
+        # a path that was given and does not hold a vLLM is a mistake, an empty machine is not
+        if where.target is not None or error.code != "vllm-not-found" or "rollback" in (error.hint or ""):
+            raise
+        out.note(f"no vLLM here ({error.message}): the overlay that came with this DeepInfer is checked")
+        return None
+    common.refuse_pending(target, where)
+    return target
+
+
+def payload_root(target: Target | None, out: Output) -> Path:
+    """The overlay to test: the installed one, else the bundled one (and says so)."""
+    if target is not None:
+        installed = target.root / payload.PACKAGE
+        if (installed / "__init__.py").is_file():
+            return installed
+        out.note("the overlay is not installed in this vLLM: kernels are checked from the bundled one")
+    return payload.bundled().root
+
+
+def interpreter(where: TargetOptions, target: Target | None, out: Output) -> Path:
+    """The interpreter that runs the kernels: `--python`, the target's own, else this one (and says which)."""
+    if where.python is not None:
+        python = where.python.absolute()
+    elif target is not None and target.python is not None:
+        python = target.python
+    else:
+        python = Path(sys.executable)
+    out.note(f"kernels run in {python}")
+    return python
+
+
+def _finish(opts: VerifyOptions, out: Output, request: verify.Request, report: VerifyReport) -> Result:
+    headers = ("Level", "Op", ("Passed", RIGHT), ("Failed", RIGHT), ("Skipped", RIGHT))
+    out.table(table(headers, summary_rows(report)))
+    for content in _tables(report):
+        out.table(content)
+    for item in report.not_run:
+        out.line(f"not run: {item.level.value}: {item.reason}. To run it: {item.how}")
+    for failed in report.failed:
+        for line in detail(failed, rerun(opts, failed)):
+            out.line(line)
+    out.line(_sentence(report))
+    result = Result("verify", _data(request, report), *_verdict(opts, report))
+    if opts.output is not None:
+        opts.output.write_text(document(result), encoding="utf-8")
+        out.note(f"written to {opts.output}")
+    return result
+
+
+def _verdict(opts: VerifyOptions, report: VerifyReport) -> tuple[ExitCode, tuple[ErrorItem, ...]]:
+    if report.failed:
+        names = [f"{item.level.value} {item.case}" for item in report.failed]
+        return ExitCode.FAILED, (
+            ErrorItem(
+                "verify-failed",
+                f"{plural(len(names), 'check')} failed",
+                "the commands above run one alone",
+                tuple(names),
+            ),
+        )
+    asked = [item for item in report.not_run if item.level.value in opts.levels]
+    if asked or not report.ran:
+        missing = (asked or list(report.not_run))[:1]
+        what = (
+            f"level {missing[0].level.value} could not run: {missing[0].reason}"
+            if missing
+            else "nothing could run"
+        )
+        return ExitCode.UNSUPPORTED, (
+            ErrorItem("nothing-runnable", what, missing[0].how if missing else None),
+        )
+    return ExitCode.OK, ()
+
+
+def summary_rows(report: VerifyReport) -> list[tuple[str, ...]]:
+    """Level, op, and how many passed, failed and were skipped."""
+    keys = dict.fromkeys((result.level, result.op) for result in report.results)
+    rows = []
+    for level, op in keys:
+        mine = [result.status for result in report.results if (result.level, result.op) == (level, op)]
+        bad = sum(status.bad for status in mine)
+        counts = (mine.count(Status.PASSED), bad, mine.count(Status.SKIPPED))
+        rows.append((level.value, op, *map(str, counts)))
+    return rows
+
+
+def _tables(report: VerifyReport) -> Iterable[Table]:
+    builds = [result for result in report.results if "registers" in result.extra]
+    if builds:
+        keys = ("registers", "shared_bytes", "spill_bytes", "ctas_per_sm")
+        names = ("Registers", "Shared (B)", "Spills (B)", "CTAs/SM")
+        yield table(
+            ("Build", *[(name, RIGHT) for name in names], "Status"),
+            ((r.case, *(r.extra[key] for key in keys), r.status.value) for r in builds),
+            "Compile gate",
+        )
+    skipped = [result for result in report.results if result.status is Status.SKIPPED]
+    if skipped:
+        yield table(("Skipped", "Level", "Why"), ((r.case, r.level.value, r.reason) for r in skipped))
+
+
+def rerun(opts: VerifyOptions, result: CaseResult) -> str:
+    """The command that runs one case alone."""
+    words = ["deepinfer", "verify", "--level", result.level.value, "--case", result.case]
+    if opts.suite != "smoke":
+        words += ["--suite", opts.suite]
+    for name, value in (("--arch", opts.arch), ("--max-smem", opts.max_smem)):
+        words += [name, str(value)] if value is not None else []
+    return shlex.join(words) + opts.where.arguments
+
+
+def detail(result: CaseResult, command: str) -> list[str]:
+    """A failure in lines: what, where, how far off, and how to run it again."""
+    lines = [f"{result.status.value} {result.level.value} {result.case}", f"  {result.reason}"]
+    bad = result.first_bad
+    if bad is not None:
+        where = f"{bad.output}{list(bad.index)}" if bad.index else bad.output
+        lines.append(f"  first bad: {where} is {bad.got}, should be {bad.want}")
+    if result.max_abs is not None:
+        ratio = "-" if result.matched_ratio is None else f"{result.matched_ratio:.6f}"
+        lines.append(
+            f"  max abs {result.max_abs:.3e}  max rel {result.max_rel or 0.0:.3e}  matched ratio {ratio}"
+        )
+    lines += [f"  | {line}" for line in str(result.extra.get("stderr", "")).splitlines()[-8:]]
+    return [*lines, f"  run it again: {command}"]
+
+
+def _sentence(report: VerifyReport) -> str:
+    passed, skipped = report.count(Status.PASSED), report.count(Status.SKIPPED)
+    text = f"{passed} passed, {len(report.failed)} failed, {skipped} skipped in {report.duration_s:.1f} s"
+    return text + "".join(f"; {note}" for note in report.notes)
+
+
+def _data(request: verify.Request, report: VerifyReport) -> dict[str, Any]:
+    return {
+        "target": common.target_data(request.target) if request.target else None,
+        "payload": report.payload,
+        "python": str(request.python),
+        "suite": request.suite,
+        "results": [result.to_json() for result in report.results],
+        "not_run": [{"level": item.level, "reason": item.reason, "how": item.how} for item in report.not_run],
+        "counts": {
+            "passed": report.count(Status.PASSED),
+            "failed": len(report.failed),
+            "skipped": report.count(Status.SKIPPED),
+        },
+        "notes": list(report.notes),
+        "duration_s": round(report.duration_s, 3),
+    }

@@ -1,0 +1,266 @@
+"""Runs the levels that this machine allows, and says which it could not."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deepinfer_cli.detect.target import Target, TargetKind
+from deepinfer_cli.errors import UsageError
+from deepinfer_cli.overlay import payload
+from deepinfer_cli.validate import liverun, runner
+from deepinfer_cli.validate.model import CaseResult, Level, NotRun, VerifyReport
+
+ARCHS = ("sm80", "sm86", "sm89")
+SERVED = {(8, 0): "sm80", (8, 6): "sm86", (8, 9): "sm89"}
+_INSTALL = (
+    "install torch and triton there (pip install 'deepinfer[kernels]'), or name an interpreter with --python"
+)
+
+OnEvent = Callable[[CaseResult | NotRun], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to verify.
+
+    Attributes:
+        target: the vLLM; None verifies the bundled payload alone.
+        payload_root: the overlay to test.
+        python: interpreter of the workers.
+        levels: the levels asked for; empty means all that are possible.
+        ops: ops asked for; empty means all of the payload.
+        case: one case id; nothing else runs.
+        archs: architectures of the compile gate; the first is forced on a card that is not SM8x.
+        arch: the one given with `--arch`, None without.
+        max_smem: only variants of at most so many bytes of shared memory.
+    """
+
+    target: Target | None
+    payload_root: Path
+    python: Path
+    levels: tuple[Level, ...] = ()
+    suite: str = "smoke"
+    ops: tuple[str, ...] = ()
+    case: str | None = None
+    arch: str | None = None
+    max_smem: int | None = None
+    timeout_s: float = runner.DEFAULT_TIMEOUT_S
+
+    @property
+    def archs(self) -> tuple[str, ...]:
+        """The architectures that the compile gate builds for."""
+        return (self.arch,) if self.arch else ARCHS
+
+
+@dataclass(slots=True)
+class _Run:
+    request: Request
+    digest: str
+    ops: tuple[str, ...]
+    found: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def job(self, task: str, level: Level, op: str, env: dict[str, str]) -> runner.Job:
+        body = {
+            "task": task, "level": level.value, "payload": str(self.request.payload_root), "digest": self.digest,
+            "op": op, "suite": self.request.suite, "archs": list(self.request.archs),
+            "max_smem": self.request.max_smem,
+        }  # fmt: skip
+        return runner.Job(self.request.python, body, env, self.request.timeout_s)
+
+
+def ops_of(root: Path) -> tuple[str, ...]:
+    """The ops of the payload at `root`: those that have workloads."""
+    return tuple(sorted(path.parent.name for path in root.glob("ops/*/workloads.py")))
+
+
+def verify(request: Request, on_event: OnEvent | None = None) -> VerifyReport:
+    """Runs what was asked for.
+
+    Args:
+        request: what to verify.
+        on_event: called with every result, and with every level that cannot run, as it comes.
+
+    Raises:
+        UsageError: an op or a case that the payload does not have.
+        FailedError: the payload changed meanwhile.
+    """
+    began = time.perf_counter()
+    run = _Run(request, payload.load(request.payload_root).digest, _chosen_ops(request))
+    levels = request.levels or tuple(Level)
+    if any(level is not Level.STATIC for level in levels):
+        run.found = runner.probe(request.python)
+    results: list[CaseResult] = []
+    not_run: list[NotRun] = []
+    for level in (level for level in Level if level in levels):
+        for outcome in _LEVELS[level](run):
+            if isinstance(outcome, NotRun):
+                not_run.append(outcome)
+            elif request.case is None or outcome.case == request.case:
+                results.append(outcome)
+            else:
+                continue
+            if on_event is not None:
+                on_event(outcome)
+    if request.case is not None and not results and not not_run:
+        raise UsageError(
+            f"there is no case {request.case}",
+            code="case-unknown",
+            hint="`deepinfer verify --json` lists them",
+        )
+    return VerifyReport(
+        tuple(results), tuple(not_run), {"root": str(request.payload_root), "digest": run.digest},
+        tuple(run.notes), time.perf_counter() - began,
+    )  # fmt: skip
+
+
+def _chosen_ops(request: Request) -> tuple[str, ...]:
+    known = ops_of(request.payload_root)
+    wanted = request.ops or ((request.case.partition("[")[0],) if request.case else ())
+    unknown = sorted(set(wanted) - set(known) - ({liverun.OP} if request.case else set()))
+    if unknown:
+        raise UsageError(
+            f"there is no op {', '.join(unknown)}", code="op-unknown", hint=f"ops are {', '.join(known)}"
+        )
+    return tuple(op for op in known if not wanted or op in wanted)
+
+
+def _static(run: _Run) -> Iterator[CaseResult | NotRun]:
+    if run.request.target is None:
+        yield NotRun(
+            Level.STATIC, "no vLLM was found, so there is no install to check",
+            "name one with --target or --python; `deepinfer install --wheel 0.33.0 --into DIR` fetches one",
+        )  # fmt: skip
+        return
+    from deepinfer_cli.validate import static
+
+    yield from static.check_target(run.request.target)
+
+
+def _compile(run: _Run) -> Iterator[CaseResult | NotRun]:
+    missing = _missing(run, "triton", "torch")
+    if missing:
+        yield NotRun(Level.COMPILE, missing, _INSTALL)
+        return
+    for op in run.ops:
+        yield from runner.run_cases(run.job("compile", Level.COMPILE, op, {}), _only(run))
+
+
+def _interpreter(run: _Run) -> Iterator[CaseResult | NotRun]:
+    missing = _missing(run, "torch", "triton", "numpy")
+    if missing:
+        yield NotRun(Level.INTERPRETER, missing, _INSTALL)
+        return
+    env = {
+        "TRITON_INTERPRET": "1", "DEEPINFER_FORCE_ARCH": run.request.arch or ARCHS[0], "CUDA_VISIBLE_DEVICES": "",
+    }  # fmt: skip
+    for op in run.ops:
+        yield from runner.run_cases(run.job("cases", Level.INTERPRETER, op, env), _only(run))
+
+
+def _numerics(run: _Run) -> Iterator[CaseResult | NotRun]:
+    missing = _missing(run, "torch", "triton") or _no_gpu(run)
+    if missing:
+        how = _INSTALL if "has no" in missing else "run it on the machine that serves vLLM"
+        yield NotRun(Level.NUMERICS, missing, how)
+        return
+    forced, problem = forced_arch(run.found["gpu"], run.request.arch)
+    if problem:
+        yield NotRun(Level.NUMERICS, problem, "pass --arch sm80 to run the Ampere code on this card")
+        return
+    env = {"DEEPINFER_FORCE_ARCH": forced, "TRITON_OVERRIDE_ARCH": forced} if forced else {}
+    run.notes.append(f"numerics: {code_name(run.found['gpu'], forced)}")
+    for op in run.ops:
+        yield from runner.run_cases(run.job("cases", Level.NUMERICS, op, env), _only(run))
+
+
+def _live(run: _Run) -> Iterator[CaseResult | NotRun]:
+    target, request = run.request.target, run.request
+    missing = _missing(run, "torch") or _no_gpu(run)
+    if target is None or target.layout is None:
+        yield NotRun(
+            Level.LIVE, "there is no vLLM with DeepSeek-V4.1 to import", "name one with --target or --python"
+        )
+        return
+    if missing:
+        yield NotRun(
+            Level.LIVE, missing, f"deepinfer verify --level live --target {target.parent} --python EXE"
+        )
+        return
+    forced, problem = forced_arch(run.found["gpu"], request.arch)
+    if problem:
+        yield NotRun(Level.LIVE, problem, "pass --arch sm80 to bind the overlay on this card")
+        return
+    from deepinfer_cli.validate import static
+
+    modules = static.hooked_modules(target)
+    if not modules:
+        yield NotRun(Level.LIVE, "the overlay is not installed in this vLLM", "deepinfer install")
+        return
+    skip = _skipped(target)
+    own = target.kind is TargetKind.ENVIRONMENT and target.python == request.python
+    job = liverun.LiveJob(
+        request.python, None if own else target.parent, target.layout, modules,
+        tuple(op for op in ops_of(request.payload_root) if op not in skip), skip, forced, request.timeout_s,
+    )  # fmt: skip
+    results, not_run = liverun.run(job)
+    yield from results
+    if not_run is not None:
+        yield not_run
+
+
+_LEVELS: dict[Level, Callable[[_Run], Iterator[CaseResult | NotRun]]] = {
+    Level.STATIC: _static,
+    Level.COMPILE: _compile,
+    Level.INTERPRETER: _interpreter,
+    Level.NUMERICS: _numerics,
+    Level.LIVE: _live,
+}
+
+
+def _skipped(target: Target) -> tuple[str, ...]:
+    from deepinfer_cli.overlay.inspect import inspect
+
+    return tuple(inspect(target).skip)
+
+
+def _only(run: _Run) -> list[str] | None:
+    return [run.request.case] if run.request.case else None
+
+
+def _missing(run: _Run, *names: str) -> str:
+    if "problem" in run.found:
+        return f"{run.request.python} cannot be asked: {run.found['problem']}"
+    lacking = [name for name in names if not run.found.get(name)]
+    return f"{run.request.python} has no {' and no '.join(lacking)}" if lacking else ""
+
+
+def _no_gpu(run: _Run) -> str:
+    gpu = run.found.get("gpu")
+    if gpu is None:
+        return "torch sees no CUDA GPU here"
+    return f"torch cannot use the GPU: {gpu['problem']}" if "problem" in gpu else ""
+
+
+def forced_arch(gpu: dict[str, Any], arch: str | None) -> tuple[str | None, str]:
+    """The architecture to force on this card (None on an SM8x card), or why its code cannot run here."""
+    capability = tuple(gpu["capability"])
+    if capability in SERVED:
+        return None, ""
+    text = ".".join(str(part) for part in capability)
+    if capability < (8, 0) or capability == (8, 7):
+        return None, f"{gpu['name']} has compute capability {text}, which no overlay kernel serves"
+    arch = arch or os.environ.get("DEEPINFER_FORCE_ARCH") or None
+    if arch is None:
+        return None, f"{gpu['name']} has compute capability {text}: stock vLLM is the better path there"
+    return arch, ""
+
+
+def code_name(gpu: dict[str, Any], forced: str | None) -> str:
+    """Whose code runs on what, such as `sm80 code on NVIDIA H200`."""
+    return f"{forced or SERVED[tuple(gpu['capability'])]} code on {gpu['name']}"
