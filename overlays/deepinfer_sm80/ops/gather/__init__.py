@@ -77,7 +77,7 @@ def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int
         raise TypeError(f"{name} must be {dtype}, is {tensor.dtype}")
     actual = tuple(tensor.shape)
     fits = len(actual) == len(shape) and (shape[0] is None or actual[0] >= shape[0])
-    if not fits or any(want not in (None, got) for want, got in zip(shape[1:], actual[1:])):
+    if not fits or any(want not in (None, got) for want, got in zip(shape[1:], actual[1:], strict=True)):
         raise ValueError(f"{name} must have shape {shape} (None: any, first: at least), has {actual}")
     if tensor.stride(-1) != 1 and actual[-1] > 1:
         raise ValueError(f"{name}'s last dim must be contiguous, its strides are {tensor.stride()}")

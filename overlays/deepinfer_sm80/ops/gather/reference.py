@@ -19,7 +19,7 @@ def gather(
 ) -> None:
     """As `deepinfer_sm80.ops.gather.gather`; works on CPU and GPU."""
     lens = seq_lens if gather_lens is None else gather_lens
-    for request, (seq_len, gather_len) in enumerate(zip(seq_lens.tolist(), lens.tolist())):
+    for request, (seq_len, gather_len) in enumerate(zip(seq_lens.tolist(), lens.tolist(), strict=False)):
         positions = torch.arange(seq_len - gather_len, seq_len, device=out.device)
         rows = offset + torch.arange(len(positions), device=out.device)
         kept = (positions >= 0) & (rows < out.shape[1])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -168,7 +169,7 @@ def _write_cache(
     width = max(pages_of, default=0) + 1
     table = torch.full((len(seq_lens), width + params.get("table_gap", 0)), spare, dtype=torch.int32)
     taken = 0
-    for request, (length, count) in enumerate(zip(seq_lens, pages_of)):
+    for request, (length, count) in enumerate(zip(seq_lens, pages_of, strict=True)):
         pages = shuffled[taken : taken + count]
         taken += count
         table[request, :count] = pages
