@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,12 +20,8 @@ class TargetOptions:
     @property
     def arguments(self) -> str:
         """The same choice as text for a command in a hint, with a leading space; empty for the default."""
-        parts = [
-            f" --{name} {value}"
-            for name, value in (("target", self.target), ("python", self.python))
-            if value
-        ]
-        return "".join(parts)
+        given = (("--target", self.target), ("--python", self.python))
+        return "".join(f" {name} {shlex.quote(str(value))}" for name, value in given if value)
 
 
 def complete_arch() -> list[str]:
@@ -123,3 +120,40 @@ ContainerRoot = Annotated[
 Service = Annotated[
     str, typer.Option("--service", metavar="NAME", help="The compose service that runs vLLM.")
 ]
+OpsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="OPS", autocompletion=complete_ops, help="Ops; default: all."),
+]
+Ops = Annotated[str, _option("--ops", metavar="A,B", help="The same, separated by commas.")]
+Level = Annotated[
+    list[str] | None,
+    _option(
+        "--level", metavar="LEVEL", help="static, compile, interpreter, numerics or live; may be repeated."
+    ),
+]
+Suite = Annotated[str, typer.Option("--suite", metavar="SUITE", help="smoke or full.")]
+Case = Annotated[str | None, _option("--case", metavar="ID", help="One case alone.")]
+VerifyArch = Annotated[
+    str | None,
+    _option(
+        "--arch",
+        metavar="ARCH",
+        autocompletion=complete_arch,
+        help="Build for sm80, sm86 or sm89 alone, and run its code on a newer card.",
+    ),
+]
+MaxSmem = Annotated[
+    int | None,
+    _option("--max-smem", metavar="BYTES", help="Only kernel variants that take no more shared memory."),
+]
+Timeout = Annotated[float | None, _option("--timeout", metavar="SECONDS", help="For one case; default 300.")]
+OutputFile = Annotated[
+    Path | None, _option("--output", "-o", metavar="FILE", help="Also write the JSON document here.")
+]
+
+
+def names(positional: list[str] | None, listed: str) -> tuple[str, ...]:
+    """Op names from arguments and from a comma-separated option."""
+    return tuple(
+        dict.fromkeys([*(positional or ()), *(name.strip() for name in listed.split(",") if name.strip())])
+    )

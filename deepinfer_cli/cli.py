@@ -1,0 +1,294 @@
+"""The command line: every verb's options, and which command they go to. Commands are imported when they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from deepinfer_cli.commands import options as o
+from deepinfer_cli.output import Output
+from deepinfer_cli.result import Result
+
+app = typer.Typer(
+    name="deepinfer",
+    help="Make DeepSeek-V4.1 run on Ampere GPUs with the vLLM you already have, and take every byte back.",
+    epilog="Examples:\n\n\b\n  deepinfer doctor\n  deepinfer install --dry-run\n  deepinfer install\n"
+    "  deepinfer verify\n  deepinfer rollback",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+export_app = typer.Typer(
+    help="Write the overlay as a patch, files or mounts.",
+    epilog="Examples:\n\n\b\n  deepinfer export patch --output sm80.patch\n  deepinfer export tree --into overlay\n"
+    "  deepinfer export docker --into mounts",
+    rich_markup_mode=None,
+)
+app.add_typer(export_app, name="export")
+
+
+def _version(value: bool) -> None:
+    if value:
+        from deepinfer_cli import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _examples(*lines: str) -> str:
+    return "Examples:\n\n\b\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _run(command: Callable[[Output], Result], json: bool, quiet: bool, verbose: int, no_color: bool) -> int:
+    out = Output(json=json, quiet=quiet, verbose=verbose, color=not no_color)
+    result = command(out)
+    out.emit(result)
+    return int(result.exit_code)
+
+
+@app.command(
+    epilog=_examples(
+        "deepinfer install --dry-run",
+        "deepinfer install --python /opt/venv/bin/python --yes",
+        "deepinfer install --wheel 0.33.0 --into DIR --arch sm80 --yes",
+    )
+)
+def install(
+    target: o.Target = None,
+    python: o.Python = None,
+    arch: o.Arch = None,
+    partial: o.Partial = False,
+    wheel: o.Wheel = None,
+    into: o.Into = None,
+    clear_caches: o.ClearCaches = False,
+    no_verify: o.NoVerify = False,
+    dry_run: o.DryRun = False,
+    yes: o.Yes = False,
+    force: o.Force = False,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = 0,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,
+) -> int:
+    """Put the overlay into a vLLM, in one transaction.
+
+    Shows the plan and asks before it writes. What it writes, `deepinfer rollback` takes back byte for byte.
+    """
+    from deepinfer_cli.commands import install as command
+
+    options = command.InstallOptions(
+        where=o.TargetOptions(target, python),
+        arch=arch,
+        dry_run=dry_run,
+        yes=yes,
+        force=force,
+        partial=partial,
+        wheel=wheel,
+        into=into,
+        clear_caches=clear_caches,
+        verify=not no_verify,
+    )
+    return _run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+
+
+@app.command(epilog=_examples("deepinfer rollback --dry-run", "deepinfer rollback --yes"))
+def rollback(
+    target: o.Target = None,
+    python: o.Python = None,
+    dry_run: o.DryRun = False,
+    yes: o.Yes = False,
+    force: o.Force = False,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = 0,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,
+) -> int:
+    """Take the overlay out again, byte for byte.
+
+    Every file, mode and folder listing is as before the install.
+    Needs the record beside vLLM and nothing else: no network, no GPU, no git.
+    """
+    from deepinfer_cli.commands import rollback as command
+
+    options = command.RollbackOptions(o.TargetOptions(target, python), dry_run=dry_run, yes=yes, force=force)
+    return _run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+
+
+@app.command(epilog=_examples("deepinfer status", "deepinfer status --target DIR --json"))
+def status(
+    target: o.Target = None,
+    python: o.Python = None,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = 0,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,
+) -> int:
+    """Show vLLM, GPU and overlay in one screen.
+
+    Exit code 1 when files were modified, vLLM was reinstalled since, or a transaction is unfinished.
+    """
+    from deepinfer_cli.commands import status as command
+
+    options = command.StatusOptions(o.TargetOptions(target, python))
+    return _run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+
+
+@app.command(
+    epilog=_examples(
+        "deepinfer verify",
+        "deepinfer verify gather --level compile --arch sm86",
+        "deepinfer verify --suite full",
+    )
+)
+def verify(
+    ops: o.OpsArgument = None,
+    target: o.Target = None,
+    python: o.Python = None,
+    op: o.Ops = "",
+    level: o.Level = None,
+    suite: o.Suite = "smoke",
+    case: o.Case = None,
+    arch: o.VerifyArch = None,
+    max_smem: o.MaxSmem = None,
+    timeout: o.Timeout = None,
+    output: o.OutputFile = None,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = 0,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,
+) -> int:
+    """Prove the installed overlay on this machine.
+
+    Runs the levels this machine allows, from files on disk to kernels on the GPU, and says which it could not.
+    """
+    from deepinfer_cli.commands import verify as command
+
+    options = command.VerifyOptions(
+        where=o.TargetOptions(target, python),
+        ops=o.names(ops, op),
+        levels=tuple(level or ()),
+        suite=suite,
+        case=case,
+        arch=arch,
+        max_smem=max_smem,
+        output=output,
+        **({} if timeout is None else {"timeout_s": timeout}),
+    )
+    return _run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+
+
+@app.command(epilog=_examples("deepinfer doctor", "deepinfer doctor --json > report.json"))
+def doctor(
+    target: o.Target = None,
+    python: o.Python = None,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = 0,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,
+) -> int:
+    """Check this machine and what to do about it.
+
+    Driver, GPUs, vLLM and its packages, nvcc, disk, caches, overlay. Exit code 1 when a row is an error.
+    """
+    from deepinfer_cli.commands import doctor as command
+
+    options = command.DoctorOptions(o.TargetOptions(target, python))
+    return _run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+
+
+@export_app.command("patch", epilog=_examples("deepinfer export patch --output sm80.patch"))
+def export_patch(
+    target: o.Target = None,
+    python: o.Python = None,
+    output: o.PatchFile = None,
+    partial: o.Partial = False,
+    force: o.Overwrite = False,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = 0,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,
+) -> int:
+    """Write a patch for `git apply`, to stdout or a file."""
+    where = o.TargetOptions(target, python)
+    return _export(
+        json, quiet, verbose, no_color, form="patch", where=where, output=output, partial=partial, force=force
+    )
+
+
+@export_app.command("tree", epilog=_examples("deepinfer export tree --into overlay"))
+def export_tree(
+    into: o.IntoFolder,
+    target: o.Target = None,
+    python: o.Python = None,
+    partial: o.Partial = False,
+    force: o.Overwrite = False,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = 0,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,
+) -> int:
+    """Write the edited and added files to a folder, for `cp -r`."""
+    where = o.TargetOptions(target, python)
+    return _export(
+        json, quiet, verbose, no_color, form="tree", where=where, into=into, partial=partial, force=force
+    )
+
+
+@export_app.command("docker", epilog=_examples("deepinfer export docker --target DIR --into mounts"))
+def export_docker(
+    into: o.IntoFolder,
+    target: o.Target = None,
+    python: o.Python = None,
+    container_root: o.ContainerRoot = o.CONTAINER_ROOT,
+    service: o.Service = "vllm",
+    partial: o.Partial = False,
+    force: o.Overwrite = False,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = 0,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,
+) -> int:
+    """Write per-file read-only mounts: a compose file and `docker run` options.
+
+    Never a mount of the whole vLLM folder: that would hide its shared libraries.
+    """
+    where = o.TargetOptions(target, python)
+    return _export(
+        json,
+        quiet,
+        verbose,
+        no_color,
+        form="docker",
+        where=where,
+        into=into,
+        partial=partial,
+        force=force,
+        container_root=container_root,
+        service=service,
+    )
+
+
+def _export(json: bool, quiet: bool, verbose: int, no_color: bool, **values: Any) -> int:
+    from deepinfer_cli.commands import export as command
+
+    options = command.ExportOptions(**values)
+    return _run(lambda out: command.run(options, out), json, quiet, verbose, no_color)

@@ -1,0 +1,222 @@
+"""Help, version, usage errors, the error boundary and the JSON envelope."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import deepinfer_sm80
+import pytest
+
+from deepinfer_cli import app
+from deepinfer_cli.commands import install, status
+from deepinfer_cli.errors import FailedError
+from tests.cli.conftest import Cli
+from tests.conftest import FakeVllm
+
+VERBS = ["install", "rollback", "status", "verify", "bench", "doctor"]
+COMMANDS = [*([verb] for verb in VERBS), ["export", "patch"], ["export", "tree"], ["export", "docker"]]
+HEAVY = {"torch", "triton", "tilelang", "vllm", "git", "rich", "numpy"}
+
+
+def deepinfer(*arguments: object, **more: object) -> subprocess.CompletedProcess[str]:
+    """A real process."""
+    command = [sys.executable, "-m", "deepinfer_cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **more)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_every_command_has_help_with_examples_and_the_shared_options(
+    cli: Cli, command: list[str], flag: str
+) -> None:
+    run = cli(*command, flag)
+    assert run.code == 0
+    assert run.err == ""
+    assert f"Usage: deepinfer {' '.join(command)} [OPTIONS]" in run.out
+    assert "Examples:" in run.out
+    assert f"deepinfer {' '.join(command)}" in run.out.split("Examples:")[1]
+    for option in ("--target", "--python", "--json", "--quiet", "--verbose", "--no-color", "--debug"):
+        assert option in run.out
+
+
+@pytest.mark.parametrize("verb", ["install", "rollback"])
+def test_the_writers_have_dry_run_yes_and_force(cli: Cli, verb: str) -> None:
+    out = cli(verb, "--help").out
+    for option in ("--dry-run", "--yes", "--force"):
+        assert option in out
+
+
+def test_help_lists_every_command_whole(cli: Cli) -> None:
+    run = cli("--help")
+    assert run.code == 0
+    assert "..." not in run.out.split("Commands:")[1].split("Examples:")[0]
+    for verb in (*VERBS, "export"):
+        assert f"\n  {verb}" in run.out
+    assert cli().out == run.out
+
+
+def test_version_is_one_line(cli: Cli) -> None:
+    run = cli("--version")
+    assert (run.code, run.out, run.err) == (0, f"{deepinfer_sm80.__version__}\n", "")
+
+
+def test_python_m_runs_it() -> None:
+    done = deepinfer("--version")
+    assert (done.returncode, done.stdout) == (0, f"{deepinfer_sm80.__version__}\n")
+
+
+def test_shell_completion_is_there() -> None:
+    env = {
+        **os.environ,
+        "_DEEPINFER_COMPLETE": "complete_bash",
+        "COMP_WORDS": "deepinfer ro",
+        "COMP_CWORD": "1",
+    }
+    code = "import sys; from deepinfer_cli.app import app; app(prog_name='deepinfer')"
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "rollback"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        pytest.param(["nope"], "no such command 'nope'", "deepinfer --help", id="command"),
+        pytest.param(["status", "--nope"], "no such option: --nope", "deepinfer status --help", id="option"),
+        pytest.param(["install", "--target"], "requires an argument", "deepinfer install --help", id="value"),
+        pytest.param(["export"], "missing command", "deepinfer export --help", id="subcommand"),
+        pytest.param(
+            ["export", "tree"], "missing option '--into'", "deepinfer export tree --help", id="required"
+        ),
+        pytest.param(
+            ["install", "--wheel", "0.33.0", "--arch", "sm80"], "--wheel and --into", "--into DIR", id="pair"
+        ),
+    ],
+)
+def test_usage_errors_are_exit_2(cli: Cli, arguments: list[str], message: str, hint: str) -> None:
+    run = cli(*arguments)
+    assert run.code == 2
+    assert run.out == ""
+    assert run.err.startswith("error[usage]: ")
+    assert message in run.err
+    assert hint in run.err
+    document = cli(*arguments, "--json").document
+    assert (document["status"], document["exit_code"], document["errors"][0]["code"]) == ("error", 2, "usage")
+
+
+def test_no_vllm_is_exit_3_with_the_way_on(cli: Cli, tmp_path: Path) -> None:
+    run = cli("status", "--target", tmp_path)
+    assert run.code == 3
+    assert run.out == ""
+    assert run.err.startswith("error[vllm-not-found]: ")
+    assert "\nhint: " in run.err
+
+
+def test_no_vllm_anywhere_names_the_wheel_and_fetches_nothing(cli: Cli) -> None:
+    run = cli("install", "--arch", "sm80", "--yes", "--python", sys.executable)
+    if "vllm-not-found" not in run.err:
+        pytest.skip("this Python has a vLLM")
+    assert run.code == 3
+    assert "deepinfer install --wheel 0.33.0 --into DIR" in run.err
+
+
+def test_no_gpu_is_exit_3_and_names_arch(cli: Cli, fake: FakeVllm) -> None:
+    run = cli("install", "--target", fake.site, "--yes")
+    assert run.code == 3
+    assert "error[gpu-not-found]" in run.err
+    assert "--arch sm80" in run.err
+
+
+def test_early_failures_speak_json_too(cli: Cli, tmp_path: Path) -> None:
+    for verb in VERBS[:-1]:
+        document = cli(verb, "--target", tmp_path / "nothing", "--json").document
+        assert set(document) == {"schema_version", "command", "status", "exit_code", "data", "errors"}
+        assert document["schema_version"] == 1
+        assert document["command"] == verb
+        assert document["status"] == "error"
+        assert document["exit_code"] == 3
+        assert set(document["errors"][0]) == {"code", "message", "hint", "paths"}
+
+
+def test_an_unexpected_error_says_how_to_get_the_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr(status, "run", broken)
+    run = cli("status")
+    assert run.code == 1
+    assert run.err == (
+        "error[unexpected]: RuntimeError: two lines\n"
+        "hint: this is a bug in DeepInfer: run it again with --debug and report the traceback\n"
+    )
+    assert "Traceback" in cli("status", "--debug").err
+    assert cli("status", "--json").document["errors"][0]["code"] == "unexpected"
+
+
+def test_expected_errors_have_no_traceback_without_debug(cli: Cli, tmp_path: Path) -> None:
+    assert "Traceback" not in cli("status", "--target", tmp_path).err
+    assert "Traceback" in cli("status", "--target", tmp_path, "--debug").err
+
+
+def test_ctrl_c_is_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(status, "run", interrupted)
+    run = cli("status")
+    assert (run.code, run.out, run.err) == (130, "", "error[interrupted]: interrupted\n")
+    assert cli("status", "--json").document["exit_code"] == 130
+
+
+def test_error_paths_are_one_per_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise FailedError("it broke", code="broke", hint="mend it", paths=("a b", "[c]"))
+
+    monkeypatch.setattr(install, "run", failing)
+    assert cli("install").err == "error[broke]: it broke\n  a b\n  [c]\nhint: mend it\n"
+
+
+def test_a_closed_pipe_is_quiet_and_does_not_stop_the_command(real_release: Callable[..., Path]) -> None:
+    site = real_release("0.33.0")
+    command = f"{sys.executable} -m deepinfer_cli install --target '{site}' --arch sm80 --yes | head -n 1"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
+    assert deepinfer("status", "--target", site).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["status"], ["install", "--help"]], ids=" ".join
+)
+def test_fast_commands_import_nothing_heavy(arguments: list[str], fake_vllm: Callable[..., FakeVllm]) -> None:
+    if arguments == ["status"]:
+        arguments = ["status", "--target", str(fake_vllm().site)]
+    code = (
+        "import sys; from deepinfer_cli.app import main; code = main(sys.argv[1:]); "
+        f"print(sorted({HEAVY!r} & set(sys.modules)), code, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+    assert done.stderr.splitlines()[-1] == "[] 0"
+
+
+def test_names_the_terminal_cannot_show_do_not_end_the_command(
+    fake_vllm: Callable[..., FakeVllm], tmp_path: Path
+) -> None:
+    site = tmp_path / "vLLM \u2014 d\u00e9j\u00e0"
+    fake_vllm(site)
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = deepinfer("status", "--target", site, env=env)
+    assert done.returncode == 0
+    assert "vLLM \\u2014" in done.stdout
+
+
+def test_main_is_the_console_script() -> None:
+    assert callable(app.entry)
