@@ -162,6 +162,10 @@ class FakeVllm:
         write(self.root, sources(version or self.version, self.layout))
         write_dist_info(self.site, version or self.version)
 
+    def reinstall_record(self) -> None:
+        """Make RECORD list the files as they are now: another vLLM of the same version."""
+        write_dist_info(self.site, self.version)
+
 
 @pytest.fixture
 def fake_vllm(tmp_path: Path) -> Callable[..., FakeVllm]:
@@ -275,9 +279,21 @@ def clone(tree: Path, into: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def pristine_release() -> Callable[[str], Path]:
-    """Version → the cached pristine parent of `vllm`, fetched once; never write below it."""
-    return lambda version: wheel.cached_tree(version).parent
+def pristine_release() -> Iterator[Callable[[str], Path]]:
+    """Version → the cached pristine parent of `vllm`, fetched once; never write below it.
+
+    At the end of the session: no test wrote through a hard link into a release it asked for.
+    """
+    used: dict[str, Path] = {}
+
+    def get(version: str) -> Path:
+        used[version] = used.get(version) or wheel.cached_tree(version).parent
+        return used[version]
+
+    yield get
+    for version, tree in used.items():
+        changed = wheel.changed_files(tree)
+        assert not changed, f"the cached vLLM {version} was changed: {changed[:5]}; delete {tree}"
 
 
 @pytest.fixture
@@ -300,17 +316,3 @@ def real_release(tmp_path: Path, pristine_release: Callable[[str], Path]) -> Cal
         return into
 
     return make
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _cache_untouched() -> Iterator[None]:
-    """At the end: no test wrote through a hard link into the cached releases."""
-    yield
-    import platformdirs
-
-    for version in RELEASES:
-        tree = Path(platformdirs.user_cache_dir("deepinfer")) / "wheels" / version
-        if not tree.is_dir():
-            continue
-        rows = wheel.changed_files(tree)
-        assert not rows, f"the cached vLLM {version} was changed: {rows[:5]}; delete {tree}"

@@ -1,0 +1,127 @@
+"""Check an installed overlay in a real vLLM on a real GPU, through vLLM's own modules.
+
+    python scripts/gpu_live_check.py SITE [--layout deepseek_v41] [--output FILE]
+
+SITE is the folder that holds `vllm`, with the overlay installed. Run it with an interpreter that can import that vLLM;
+any CUDA card will do, the architecture is forced to sm80. Four children, each a fresh process:
+
+    bound    `live.py`: after the import both ops are bound, and every holder has our object
+    stock    the same with DEEPINFER_DISABLE=1: nothing is bound
+    sm80     calls through the callers' globals, in Ampere code (TRITON_OVERRIDE_ARCH), against the oracles
+    native   the same calls in this card's code, against the oracles and against stock's functions
+
+The exit code is 0 if all is well; the result is JSON, on stdout and in FILE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+LIVE = Path(__file__).parents[1] / "deepinfer_cli" / "validate" / "live.py"
+CALLS = Path(__file__).with_name("gpu_live_calls.py")
+OPS = ("combine", "gather")
+CALLERS = ("amd.rocm", "nvidia.flashmla")
+TIMEOUT_S = 240
+
+
+def main() -> int:
+    """Run the four children and write what they found."""
+    options = _options()
+    modules = _hooked(options.site, options.layout)
+    callers = [f"vllm.models.{options.layout}.{name}" for name in CALLERS]
+    request = {
+        "parent": str(options.site),
+        "layout": options.layout,
+        "modules": modules,
+        "also": [name for name in callers if name not in modules],
+        "expect": list(OPS),
+        "skipped": [],
+    }
+    checks = {
+        "bound": _live({**request, "mode": "bound"}, DEEPINFER_FORCE_ARCH="sm80"),
+        "stock": _live({**request, "mode": "stock"}, DEEPINFER_DISABLE="1"),
+        "sm80": _child(options, DEEPINFER_FORCE_ARCH="sm80", TRITON_OVERRIDE_ARCH="sm80"),
+        "native": _child(options, DEEPINFER_FORCE_ARCH="sm80"),
+    }
+    result = {
+        "schema_version": 1,
+        "ok": all(check["ok"] for check in checks.values()),
+        "site": str(options.site),
+        "hooked": modules,
+        "checks": checks,
+    }
+    text = json.dumps(result, indent=1)
+    print(text)
+    if options.output:
+        options.output.write_text(text + "\n")
+    return 0 if result["ok"] else 1
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("site", type=lambda text: Path(text).resolve())
+    parser.add_argument("--layout", default="deepseek_v41")
+    parser.add_argument("--output", type=Path)
+    return parser.parse_args()
+
+
+def _hooked(site: Path, layout: str) -> list[str]:
+    """The modules that have our block, by import name."""
+    files = sorted((site / "vllm" / "models" / layout).rglob("*.py"))
+    hooked = [file for file in files if "_deepinfer_bind(__name__" in file.read_text(encoding="utf-8")]
+    return [".".join(file.relative_to(site).with_suffix("").parts) for file in hooked]
+
+
+def _environment(site: Path, switches: dict[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DEEPINFER_")}
+    path = os.pathsep.join(filter(None, [str(site), kept.get("PYTHONPATH")]))
+    return {**kept, "PYTHONPATH": path, **switches}
+
+
+def _run(command: list[str], env: dict[str, str], request: str = "") -> subprocess.CompletedProcess[str]:
+    """A finished child; one that took too long has exit code 124."""
+    try:
+        return subprocess.run(
+            command, input=request, capture_output=True, text=True, timeout=TIMEOUT_S, env=env, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 124, "", f"not done after {TIMEOUT_S} s")
+
+
+def _live(request: dict[str, Any], **switches: str) -> dict[str, Any]:
+    began = time.perf_counter()
+    env = _environment(Path(request["parent"]), switches)
+    run = _run([sys.executable, str(LIVE)], env, json.dumps(request))
+    if run.returncode or not run.stdout.strip():
+        return {"ok": False, "exit_code": run.returncode, "stderr": run.stderr[-3000:]}
+    answer: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    answer["seconds"] = round(time.perf_counter() - began, 1)
+    answer["log"] = [line for line in run.stderr.splitlines() if "DeepInfer" in line]
+    return answer
+
+
+def _child(options: argparse.Namespace, **switches: str) -> dict[str, Any]:
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer.json"
+        stock = "ignore-stock" if "TRITON_OVERRIDE_ARCH" in switches else "compare-stock"
+        command = [sys.executable, str(CALLS), str(answer), options.layout, stock, *CALLERS]
+        env = _environment(options.site, switches)
+        run = _run(command, env)
+        if run.returncode or not answer.exists():
+            return {"ok": False, "exit_code": run.returncode, "stderr": run.stderr[-3000:]}
+        calls = json.loads(answer.read_text())
+    ok = bool(calls) and all(call["ok"] for call in calls)
+    return {"ok": ok, "seconds": round(time.perf_counter() - began, 1), "calls": calls}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
