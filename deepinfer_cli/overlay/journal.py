@@ -3,12 +3,15 @@
 Schema 1 is `Journal` as one JSON object:
 
     kind            `install` or `rollback`
-    transaction_id  also names the temp files (`.<name>.<id>.deepinfer-tmp`, beside each target) and `backups/<id>/`
+    transaction_id  also names the temp files (`.<name>.<id>.<use>.deepinfer-tmp`, beside each target) and `backups/<id>/`
     operations      every file that changes, in order: path, owner, the hash before and after (null: no such file),
-                    and the backup of the bytes before, relative to the state folder
+                    and the backup of the bytes before, relative to the state folder. `via_sha256` is the hash without
+                    our block, where a hooked file goes through it: while an overlay is replaced by another, its
+                    files do not match each other, and no module may import them
     made_dirs       folders this transaction makes, parents first
-    copies          copies of users' files this transaction makes, relative to the parent of `vllm`
-    kept_dir        the folder for such copies
+    dropped_dirs    folders that go with their last file, parents first
+    copies          files whose content a user changed and that are replaced: path → the copy that is kept of it
+    kept_dir        the folder of such copies; both relative to the parent of `vllm`
     record_before   the record before and after, as in `record.json` (null: none)
     record_after
 
@@ -29,6 +32,7 @@ from deepinfer_cli.overlay.files import read, write_atomically
 from deepinfer_cli.overlay.record import check_path, check_schema, known_fields, to_json
 
 NAME = "journal.json"
+USES = ("new", "via", "undo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class Operation:
     before_sha256: str | None
     after_sha256: str | None
     backup: str | None = None
+    via_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +56,17 @@ class Journal:
     created_at: str
     operations: tuple[Operation, ...]
     made_dirs: tuple[str, ...]
+    dropped_dirs: tuple[str, ...]
     copies: dict[str, str]
     kept_dir: str
     record_before: dict[str, Any] | None
     record_after: dict[str, Any] | None
     schema_version: int = 1
 
-    def temp(self, parent: Path, path: str) -> Path:
-        """The staged file for `path`."""
+    def temp(self, parent: Path, path: str, use: str = "new") -> Path:
+        """The staged file for `path`; `use` is one of `USES`."""
         target = parent / path
-        return target.with_name(f".{target.name}.{self.transaction_id}.deepinfer-tmp")
+        return target.with_name(f".{target.name}.{self.transaction_id}.{use}.deepinfer-tmp")
 
 
 def write_journal(state_dir: Path, journal: Journal) -> None:
@@ -98,6 +104,12 @@ def _decode(data: dict[str, Any]) -> Journal:
     for each in values["operations"]:
         check_path(each.path)
         check_path(each.backup or "backups")
-    for path in (*values["made_dirs"], *values["copies"], values["kept_dir"], values["transaction_id"]):
+    for path in (
+        *values["made_dirs"],
+        *values["dropped_dirs"],
+        *values["copies"].values(),
+        values["kept_dir"],
+        values["transaction_id"],
+    ):
         check_path(path)
     return Journal(**values)

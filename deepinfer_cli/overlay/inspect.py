@@ -1,0 +1,273 @@
+"""What an install looks like on disk now: the state of each file and of the whole. Reads, never writes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from deepinfer_cli.detect.vllm import Origin, Target
+from deepinfer_cli.overlay import hook
+from deepinfer_cli.overlay import journal as journals
+from deepinfer_cli.overlay import payload as payloads
+from deepinfer_cli.overlay.files import hash_of, read
+from deepinfer_cli.overlay.payload import PACKAGE, sha256
+from deepinfer_cli.overlay.record import FileEntry, Record, read_record
+
+PAYLOAD_DIR = f"vllm/{PACKAGE}"
+_MARK = b"# >>> deepinfer-sm80"
+# hooks are at the end of a file; a status need not read fifty megabytes
+_TAIL_BYTES = 16 * 1024
+
+
+class FileState(str, Enum):
+    """What a recorded file is now: `stale` means that another vLLM was installed over it."""
+
+    PRISTINE = "pristine"
+    APPLIED = "applied"
+    MODIFIED = "modified"
+    MISSING = "missing"
+    STALE = "stale"
+
+
+@dataclass(frozen=True, slots=True)
+class FileStatus:
+    """One file: its path (`vllm/…`), owner (`payload` or `hook`) and state."""
+
+    path: str
+    owner: str
+    state: FileState
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """A whole target.
+
+    Attributes:
+        state: `not-installed`, `installed`, `unrecorded`, `modified`, `stale`, `interrupted` or `leftover`.
+        journal: an install or rollback was interrupted.
+        skip: ops left to stock.
+        payload_digest: of the payload on disk, None without one.
+    """
+
+    state: str
+    files: tuple[FileStatus, ...] = ()
+    record: Record | None = None
+    journal: bool = False
+    skip: tuple[str, ...] = ()
+    overlay_version: str | None = None
+    payload_digest: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Site:
+    """What file states are judged by.
+
+    Attributes:
+        version: of the vLLM that is there now, None when unknown or gone.
+        origin: path → pristine hash or None.
+        leftover: `vllm` is no package any more.
+    """
+
+    parent: Path
+    state_dir: Path
+    version: str | None
+    origin: Callable[[str], str | None]
+    leftover: bool
+    target: Target | None = None
+
+    @classmethod
+    def of(cls, where: Target | Path) -> Site:
+        """The site of a target, or of a folder that contained one."""
+        if isinstance(where, Target):
+            leftover = not (where.root / "__init__.py").exists()
+            return cls(where.parent, where.state_dir, where.version, _lazy_origin(where), leftover, where)
+        leftover = not (where / "vllm" / "__init__.py").exists()
+        return cls(where, where / ".deepinfer", None, lambda path: None, leftover)
+
+    def moved(self, record: Record | None) -> bool:
+        """Whether another version of vLLM is there than the one that was installed into."""
+        before = record.target.version if record else None
+        return self.leftover or (None not in (before, self.version) and before != self.version)
+
+
+def _lazy_origin(target: Target) -> Callable[[str], str | None]:
+    found: list[Origin] = []
+
+    def lookup(path: str) -> str | None:
+        if not found:
+            found.append(Origin.of(target))
+        return found[0].sha256(path)
+
+    return lookup
+
+
+def unhooked(content: bytes, wanted: set[str]) -> bytes | None:
+    """`content` without our block when the block is one of ours to the byte and the rest has a hash in `wanted`."""
+    if not hook.find(content):
+        return None
+    skip = hook.skipped(content)
+    for plain in hook.originals(content):
+        if sha256(plain) in wanted and hook.append(plain, skip) == content:
+            return plain
+    return None
+
+
+def file_state(entry: FileEntry, site: Site, record: Record) -> tuple[FileState, str]:
+    """The state of one recorded file, and a note for the user."""
+    content = read(site.parent / entry.path)
+    if content is None:
+        return FileState.MISSING, ""
+    now = sha256(content)
+    if now == entry.applied_sha256:
+        return FileState.APPLIED, ""
+    if entry.owner == "payload":
+        return FileState.MODIFIED, "edited since it was installed"
+    if now == entry.original_sha256:
+        return FileState.PRISTINE, "the hook is gone"
+    if unhooked(content, {entry.original_sha256 or ""}) is not None:
+        return FileState.APPLIED, "the hook was written by another install"
+    origin = site.origin(entry.path)
+    if now == origin or (origin and unhooked(content, {origin}) is not None):
+        return FileState.STALE, "vLLM was reinstalled or upgraded since"
+    if hook.find(content) is None and site.moved(record):
+        return FileState.STALE, "another version of vLLM was installed since"
+    return FileState.MODIFIED, "edited since it was installed"
+
+
+def inspect(target: Target) -> Inspection:
+    """The state of `target`, by its record where there is one, else by what lies on disk.
+
+    Raises:
+        FailedError: the record cannot be read.
+    """
+    site = Site.of(target)
+    journal = (site.state_dir / journals.NAME).exists()
+    record = read_record(site.state_dir)
+    found = _recorded(site, record) if record else _unrecorded(site)
+    if not journal:
+        return found
+    note = (
+        "an install or rollback was interrupted: `deepinfer install` and `deepinfer rollback` recover first"
+    )
+    return Inspection(
+        "interrupted",
+        found.files,
+        record,
+        True,
+        found.skip,
+        found.overlay_version,
+        found.payload_digest,
+        (*found.notes, note),
+    )
+
+
+def _recorded(site: Site, record: Record) -> Inspection:
+    files = []
+    for entry in record.files:
+        state, note = file_state(entry, site, record)
+        files.append(FileStatus(entry.path, entry.owner, state, note))
+    extra = extra_files(site, {entry.path for entry in record.files})
+    notes = [f"{path} is not DeepInfer's" for path in extra]
+    if site.version != record.target.version:
+        notes.append(f"installed into vLLM {record.target.version}, found {site.version}")
+    digest = record.payload_digest
+    if any(each.owner == "payload" and each.state is not FileState.APPLIED for each in files):
+        digest = _digest(site) or ""
+    return Inspection(
+        _overall(site, record, files),
+        tuple(files),
+        record,
+        skip=record.skip,
+        overlay_version=record.overlay_version,
+        payload_digest=digest or None,
+        notes=tuple(notes),
+    )
+
+
+def _overall(site: Site, record: Record, files: list[FileStatus]) -> str:
+    if site.leftover:
+        return "leftover"
+    states = {each.state for each in files}
+    gone = {each.state for each in files if each.owner == "hook"} & {FileState.PRISTINE, FileState.STALE}
+    if FileState.MODIFIED in states:
+        return "modified"
+    if gone or (site.moved(record) and states != {FileState.APPLIED}):
+        return "stale"
+    return "modified" if FileState.MISSING in states else "installed"
+
+
+def _unrecorded(site: Site) -> Inspection:
+    hooks = [path for path, _ in hooked_files(site.parent, tail_bytes=_TAIL_BYTES)]
+    payload = extra_files(site, set())
+    if not hooks and not payload:
+        return Inspection("not-installed")
+    files = [FileStatus(path, "payload", FileState.APPLIED) for path in payload]
+    files += [FileStatus(path, "hook", FileState.APPLIED) for path in hooks]
+    notes = ["no record: `deepinfer install` adopts what is there"]
+    if site.leftover:
+        notes = ["vLLM was uninstalled: `deepinfer rollback` removes what is left"]
+    elif not hooks:
+        notes = ["the overlay's package is there, but no file of vLLM is hooked"]
+    elif not payload:
+        notes = ["vLLM's files are hooked, but the overlay's package is missing: they cannot be imported"]
+    skips = {hook.skipped((site.parent / path).read_bytes()) for path in hooks}
+    return Inspection(
+        "leftover" if site.leftover else "unrecorded",
+        tuple(files),
+        skip=tuple(sorted({name for skip in skips for name in skip})),
+        overlay_version=_version(site.parent / PAYLOAD_DIR / "__init__.py"),
+        payload_digest=_digest(site),
+        notes=tuple(notes),
+    )
+
+
+def _digest(site: Site) -> str | None:
+    folder = site.parent / PAYLOAD_DIR
+    return payloads.load(folder).digest if folder.is_dir() else None
+
+
+def _version(path: Path) -> str | None:
+    match = re.search(rb'^__version__ = "([^"]+)"', read(path) or b"", re.MULTILINE)
+    return match[1].decode() if match else None
+
+
+def extra_files(site: Site, known: set[str]) -> tuple[str, ...]:
+    """Files in the payload's folder that are not in `known`; bytecode in caches does not count."""
+    folder = site.parent / PAYLOAD_DIR
+    found = (path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
+    names = (
+        path.relative_to(site.parent).as_posix()
+        for path in found
+        if not (path.parent.name == "__pycache__" and (".pyc" in path.name or ".pyo" in path.name))
+    )
+    return tuple(name for name in names if name not in known)
+
+
+def hooked_files(parent: Path, *, tail_bytes: int | None = None) -> Iterator[tuple[str, str | None]]:
+    """Every source file below `vllm` that has our block: (path, hash).
+
+    Args:
+        tail_bytes: look at the end of each file only; the hash is then None.
+    """
+    own = str(parent / PAYLOAD_DIR)
+    for folder, folders, names in os.walk(parent / "vllm"):
+        folders[:] = sorted(name for name in folders if name != "__pycache__" and f"{folder}/{name}" != own)
+        for name in sorted(names):
+            path = Path(folder, name)
+            if name.endswith(".py") and path.is_file() and _MARK in _end(path, tail_bytes):
+                relative = path.relative_to(parent).as_posix()
+                yield relative, None if tail_bytes else hash_of(path)
+
+
+def _end(path: Path, tail_bytes: int | None) -> bytes:
+    with path.open("rb") as file:
+        if tail_bytes:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - tail_bytes))
+        return file.read()

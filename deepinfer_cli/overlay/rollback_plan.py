@@ -1,0 +1,216 @@
+"""What a rollback would do to each file, by the record alone. Reads, never writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deepinfer_cli.detect.vllm import Target
+from deepinfer_cli.errors import RefusedError
+from deepinfer_cli.overlay import hook
+from deepinfer_cli.overlay import payload as payloads
+from deepinfer_cli.overlay.changes import Action, FileChange
+from deepinfer_cli.overlay.files import read
+from deepinfer_cli.overlay.inspect import (
+    PAYLOAD_DIR,
+    FileState,
+    Site,
+    extra_files,
+    file_state,
+    hooked_files,
+    unhooked,
+)
+from deepinfer_cli.overlay.payload import sha256
+from deepinfer_cli.overlay.record import FileEntry, Record, read_record
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackPlan:
+    """Everything one rollback does, hooks first.
+
+    Attributes:
+        site: where; `site.parent` contains `vllm`.
+        record: the record it goes by, None when there is none.
+        modified: files that were edited since; rolling back needs `force` and keeps a copy of each.
+        kept: files in our folder that are not ours; they stay.
+        stale: vLLM was reinstalled or upgraded since, at least in part.
+        unrecorded: there is an overlay but no record.
+        nothing: there is nothing to roll back.
+    """
+
+    site: Site
+    record: Record | None
+    changes: tuple[FileChange, ...] = ()
+    modified: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    stale: bool = False
+    unrecorded: bool = False
+    nothing: bool = False
+    notes: tuple[str, ...] = ()
+
+    def check(self, *, force: bool) -> None:
+        """Refuse edited files.
+
+        Raises:
+            RefusedError: `file-drift`, without `force`.
+        """
+        if self.modified and not force:
+            raise RefusedError(
+                f"{len(self.modified)} files were edited since the install",
+                code="file-drift",
+                hint="undo the edits, or pass --force: a copy of each is kept beside vllm",
+                paths=tuple(self.site.parent / path for path in self.modified),
+            )
+
+
+def plan_rollback(where: Target | Path) -> RollbackPlan:
+    """What rolling back `where` would do.
+
+    Args:
+        where: a target, or the folder that contained a vLLM which is gone.
+
+    Raises:
+        RefusedError: `backup-missing`, or `not-verifiable` for an overlay without a record.
+        FailedError: the record cannot be read.
+    """
+    site = Site.of(where)
+    record = read_record(site.state_dir)
+    planner = _Planner(site, record)
+    return planner.plan()
+
+
+@dataclass(slots=True)
+class _Planner:
+    site: Site
+    record: Record | None
+    hooks: list[FileChange] = field(default_factory=list)
+    payload: list[FileChange] = field(default_factory=list)
+    modified: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    stale: bool = False
+
+    def plan(self) -> RollbackPlan:
+        known = {entry.path for entry in self.record.files} if self.record else set()
+        for entry in self.record.files if self.record else ():
+            self._recorded(entry)
+        strays = [path for path, _ in hooked_files(self.site.parent) if path not in known]
+        self._strays(strays)
+        extra = extra_files(self.site, known)
+        kept: tuple[str, ...] = extra
+        if self.record is None:
+            kept = ()
+            self._unknown_payload(extra)
+        unrecorded = self.record is None and bool(self.hooks or self.payload)
+        return RollbackPlan(
+            site=self.site,
+            record=self.record,
+            changes=(*self.hooks, *self.payload),
+            modified=tuple(self.modified),
+            kept=kept,
+            stale=self.stale,
+            unrecorded=unrecorded,
+            nothing=self.record is None and not unrecorded and not (self.site.parent / PAYLOAD_DIR).is_dir(),
+            notes=tuple(self.notes),
+        )
+
+    def _recorded(self, entry: FileEntry) -> None:
+        assert self.record is not None
+        state, _ = file_state(entry, self.site, self.record)
+        content = read(self.site.parent / entry.path)
+        if state is FileState.MODIFIED:
+            self.modified.append(entry.path)
+        if entry.owner == "payload":
+            if content is not None:
+                self.payload.append(_change(entry.path, "payload", content, None))
+            return
+        moved = self.site.moved(self.record)
+        if state is FileState.STALE:
+            self.stale = True
+        if state is FileState.PRISTINE or (state is FileState.MISSING and moved):
+            return
+        after = self._after(entry, state, content or b"", moved=moved)
+        if after != content:
+            self.hooks.append(_change(entry.path, "hook", content, after))
+
+    def _after(self, entry: FileEntry, state: FileState, content: bytes, *, moved: bool) -> bytes:
+        if state is FileState.STALE:
+            origin = self.site.origin(entry.path)
+            plain = unhooked(content, {origin} if origin else set())
+            return content if plain is None else plain
+        if state is FileState.MODIFIED and moved:
+            self.stale = True
+            return hook.strip(content)
+        # for a file as installed this is what the backup holds; it works without one
+        for plain in hook.originals(content) if state is FileState.APPLIED else ():
+            if sha256(plain) == entry.original_sha256:
+                return plain
+        backup = read(self.site.state_dir / entry.backup) if entry.backup else None
+        if backup is None or sha256(backup) != entry.original_sha256:
+            raise RefusedError(
+                "the backup of a file that must be restored is missing or damaged",
+                code="backup-missing",
+                hint=f"{reinstall_hint(self.site)}, then run `deepinfer rollback` again",
+                paths=(self.site.parent / entry.path,),
+            )
+        return backup
+
+    def _strays(self, paths: list[str]) -> None:
+        """Hooks that no record names: `git apply`, `cp -r`, or a lost state folder."""
+        unknown = []
+        for path in paths:
+            content = (self.site.parent / path).read_bytes()
+            origin = self.site.origin(path)
+            plain = unhooked(content, {origin} if origin else set())
+            if plain is None:
+                unknown.append(path)
+            else:
+                self.hooks.append(_change(path, "hook", content, plain))
+        if unknown:
+            raise self._not_verifiable(
+                unknown, "carry our block without a record, and the rest is not vLLM's own"
+            )
+
+    def _unknown_payload(self, present: tuple[str, ...]) -> None:
+        if not present:
+            return
+        known = payloads.bundled().files
+        for path in present:
+            content = (self.site.parent / path).read_bytes()
+            self.payload.append(_change(path, "payload", content, None))
+        wrong = [
+            change.path
+            for change in self.payload
+            if known.get(change.path.removeprefix(f"{PAYLOAD_DIR}/")) != change.before_sha256
+        ]
+        if wrong:
+            raise self._not_verifiable(
+                wrong, "in the overlay's folder have no record and are not this DeepInfer's"
+            )
+
+    def _not_verifiable(self, paths: list[str], what: str) -> RefusedError:
+        hint = (
+            f"{reinstall_hint(self.site)}, and delete {self.site.parent / PAYLOAD_DIR} by hand; if it came from "
+            f"`git apply`: `git -C {self.site.parent} apply -R <the patch>`"
+        )
+        return RefusedError(
+            f"{len(paths)} files {what}",
+            code="not-verifiable",
+            hint=hint,
+            paths=tuple(self.site.parent / path for path in paths),
+        )
+
+
+def _change(path: str, owner: str, before: bytes | None, after: bytes | None) -> FileChange:
+    action = Action.REMOVE if after is None else Action.ADD if before is None else Action.REPLACE
+    hashes = [None if each is None else sha256(each) for each in (before, after)]
+    return FileChange(path, action, owner, hashes[0], hashes[1], after)
+
+
+def reinstall_hint(site: Site) -> str:
+    """The command that gives back vLLM's own files."""
+    target = site.target
+    if target is not None and target.git_dir is not None:
+        return f"run `git -C {site.parent} checkout -- <the file>`"
+    python = target.python if target is not None and target.python else "python"
+    version = f"=={site.version.partition('+')[0]}" if site.version else ""
+    return f"run `{python} -m pip install --force-reinstall --no-deps vllm{version}`"
