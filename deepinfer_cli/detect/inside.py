@@ -39,7 +39,8 @@ def dist_info(root: Path, version: str | None) -> Path | None:
     """The metadata folder beside the package; with several, the one that states `version`."""
     found = sorted(path for path in root.parent.glob(f"{PACKAGE}-*.dist-info") if path.is_dir())
     same = [path for path in found if metadata_version(path) == version]
-    return (same or found or [None])[-1]
+    fitting = same or found
+    return fitting[-1] if fitting else None
 
 
 def layout(root: Path) -> str | None:

@@ -25,7 +25,6 @@ _DOWNLOAD = (
     *("--platform", "manylinux_2_28_x86_64", "--progress-bar", "off", "--disable-pip-version-check"),
 )
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.!+_-]*")
-_NO_SUCH = ("no matching distribution", "could not find a version")
 
 Progress = Callable[[str], None]
 
@@ -170,17 +169,18 @@ def _download(version: str, into: Path) -> Path:
     wheels = sorted(into.glob("*.whl"))
     if done.returncode == 0 and wheels:
         return wheels[0]
-    errors = [
-        line for line in done.stderr.splitlines() if line.startswith("ERROR:")
-    ] or done.stderr.splitlines()
-    detail = errors[-1].removeprefix("ERROR:").strip() if errors else f"exit code {done.returncode}"
-    unreachable = "connection" in done.stderr.lower() or "retrying" in done.stderr.lower()
-    if not unreachable and any(text in done.stderr.lower() for text in _NO_SUCH):
+    said = done.stderr.lower()
+    # an index that lists no vLLM at all is one that pip did not reach
+    reached = "from versions: none" not in said and "retrying" not in said
+    if reached and "could not find a version" in said:
         raise UnsupportedError(
             f"pip finds no wheel of vLLM {version} for manylinux_2_28_x86_64",
             code="vllm-version-unsupported",
             hint="`pip index versions vllm` lists what there is",
         )
+    lines = done.stderr.splitlines()
+    errors = [line for line in lines if line.startswith("ERROR:")] or lines
+    detail = errors[-1].removeprefix("ERROR:").strip() if errors else f"exit code {done.returncode}"
     raise FailedError(
         f"pip could not download vLLM {version}: {detail}",
         code="download-failed",

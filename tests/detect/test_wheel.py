@@ -19,6 +19,7 @@ FILES = {
     "vllm/_C.abi3.so": b"\x7fELF",
     "vllm/models/a.py": b"# \xc3\xa9\n",
     "vllm-0.33.0.dist-info/METADATA": b"Name: vllm\nVersion: 0.33.0\n",
+    "vllm-0.33.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp38-abi3-manylinux_2_28_x86_64\n",
 }
 
 
@@ -100,7 +101,7 @@ def test_fetch_downloads_once_and_copies(tmp_path, index, cache):
     assert len(said) == 2
     (second / "__init__.py").write_bytes(b"mine")
     assert (wheel.cached_tree("0.33.0") / "__init__.py").read_bytes() == FILES["vllm/__init__.py"]
-    with pytest.raises(UnsupportedError):
+    with pytest.raises(FailedError):
         wheel.fetch_tree("0.33.0", tmp_path / "fresh", reuse_cache=False)
     assert (wheel.cached_tree("0.33.0") / "__init__.py").exists(), "a failed refresh keeps what there was"
 
