@@ -1,0 +1,98 @@
+"""Runs in a process of its own, where `TRITON_INTERPRET=1` was set before Triton was imported.
+
+`child.py numerics` or `child.py <op>`: prints one JSON line per check, `[name, ok, detail]`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+
+import torch
+import triton
+import triton.language as tl
+from deepinfer_sm80.numerics import e4m3, ue8m0
+
+from deepinfer_cli.validate import interpreter
+
+
+@triton.jit
+def _convert_kernel(source_ptr, target_ptr, n, CONVERT: tl.constexpr, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target_ptr + index, CONVERT(tl.load(source_ptr + index, mask=index < n)), mask=index < n)
+
+
+def convert(source: torch.Tensor, function: object, dtype: torch.dtype) -> torch.Tensor:
+    """`function`, a jit helper, over a whole tensor."""
+    target = torch.empty(source.shape, dtype=dtype)
+    _convert_kernel[(triton.cdiv(source.numel(), 1024),)](source, target, source.numel(), function, 1024)
+    return target
+
+
+def same(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    """Equal bytes, or NaN at equal places."""
+    as_int = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[got.element_size()]
+    equal = got.contiguous().view(as_int) == want.contiguous().view(as_int)
+    return equal | (got.isnan() & want.isnan()) if got.is_floating_point() else equal
+
+
+def floats_around_codes(values: list[float]) -> torch.Tensor:
+    """Every value, every midpoint, their neighbours in float32, powers of two and random bits, with both signs."""
+    exact = torch.tensor([v for v in values if v == v and v > 0], dtype=torch.float64).sort().values
+    middle = (exact[1:] + exact[:-1]) / 2
+    powers = 2.0 ** torch.arange(-149, 128, dtype=torch.float64)
+    near = torch.cat(
+        [exact, middle, powers, torch.tensor([0.0, 448.0, 464.0, 480.0, float("inf"), float("nan")])]
+    )
+    near = near.float()
+    bits = near.view(torch.int32)
+    near = torch.cat([near, (bits + 1).view(torch.float32), (bits - 1).clamp(min=0).view(torch.float32)])
+    random = (
+        torch.randint(0, 1 << 31, (20000,), generator=torch.Generator().manual_seed(1))
+        .int()
+        .view(torch.float32)
+    )
+    return torch.cat([near, random])
+
+
+def numerics() -> None:
+    """Decode of every code and encode of every hard value, against the references."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    for module in (e4m3, ue8m0):
+        name = module.__name__.rpartition(".")[2]
+        want = torch.tensor(module.reference_values(), dtype=torch.float64).float()
+        report(f"{name}-decode", same(convert(codes, module.decode, torch.float32), want))
+        hard = floats_around_codes(module.reference_values())
+        hard = torch.cat([hard, -hard]) if module is e4m3 else hard
+        # the reference is slow: a few thousand values are enough of the random ones
+        hard = hard[torch.cat([torch.arange(min(len(hard), 4000)), torch.arange(0, len(hard), 7)])]
+        want = torch.tensor([module.reference_encode(value) for value in hard.tolist()], dtype=torch.uint8)
+        report(f"{name}-encode", same(convert(hard, module.encode, torch.uint8), want), hard)
+
+
+def workloads(op: str) -> None:
+    """Every case that the interpreter can run, whole output buffers against the oracle's."""
+    module = importlib.import_module(f"deepinfer_sm80.ops.{op}.workloads")
+    for case in module.cases("full"):
+        if case.gpu_only:
+            continue
+        inputs = module.make_inputs(case, "cpu")
+        want = module.expected(case, inputs)
+        for name, got in module.run(inputs).items():
+            report(
+                f"{case.id} {name}",
+                same(got, want[name]) if got.shape == want[name].shape else torch.tensor(False),
+            )
+
+
+def report(name: str, equal: torch.Tensor, source: torch.Tensor | None = None) -> None:
+    """Prints a check's line, with the first places that differ."""
+    wrong = (~equal).nonzero()[:5]
+    detail = wrong.tolist() if source is None else source[wrong.flatten()].tolist()
+    print(json.dumps([name, bool(equal.all()), repr(detail)]), flush=True)
+
+
+if __name__ == "__main__":
+    interpreter.install()
+    numerics() if sys.argv[1] == "numerics" else workloads(sys.argv[1])

@@ -1,0 +1,29 @@
+"""Numerics and kernels against their references, in Triton's interpreter (a child process: see `child.py`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.kernels
+CHILD = Path(__file__).with_name("child.py")
+
+
+@pytest.mark.parametrize(("subject", "fewest"), [("numerics", 4), ("gather", 21), ("combine", 58)])
+def test_equals_reference(subject: str, fewest: int) -> None:
+    child = subprocess.run(
+        [sys.executable, str(CHILD), subject],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert child.returncode == 0, child.stderr[-3000:]
+    checks = [json.loads(line) for line in child.stdout.splitlines()]
+    assert [(name, detail) for name, passed, detail in checks if not passed] == []
+    assert len(checks) >= fewest
