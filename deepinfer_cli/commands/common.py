@@ -11,7 +11,7 @@ from deepinfer_cli.detect.target import Target
 from deepinfer_cli.errors import FailedError
 from deepinfer_cli.output import Output
 from deepinfer_cli.overlay.plan import FileChange, Plan
-from deepinfer_cli.render import Table, plural, size, table
+from deepinfer_cli.render import Table, joined, plural, size, table
 
 
 def locate(where: TargetOptions, out: Output) -> Target:
@@ -81,22 +81,26 @@ def gpu_text(gpu: Gpu) -> str:
     return ", ".join(parts + (["MIG"] if gpu.mig else []) + ([] if gpu.served else ["not served"]))
 
 
-def refuse_pending(target: Target, where: TargetOptions) -> None:
+def refuse_pending(target: Target | Path, where: TargetOptions) -> None:
     """For commands that may not write: an unfinished transaction is reported, not repaired.
+
+    Args:
+        target: a target, or its state folder.
 
     Raises:
         FailedError: there is one (`transaction-interrupted`).
     """
     from deepinfer_cli.overlay.journal import pending
 
-    journal = pending(target.state_dir)
+    state_dir = target.state_dir if isinstance(target, Target) else target
+    journal = pending(state_dir)
     if journal is not None:
         raise FailedError(
             f"an earlier {journal.kind} was interrupted, and its transaction is unfinished",
             code="transaction-interrupted",
             hint=f"`deepinfer rollback{where.arguments}` or `deepinfer install{where.arguments}` finishes or undoes "
             "it first",
-            paths=(target.state_dir / "journal.json",),
+            paths=(state_dir / "journal.json",),
         )
 
 
@@ -144,25 +148,30 @@ def plan_tables(plan: Plan, *, every_file: bool) -> tuple[Table, Table]:
         ((op.name, op.group, "yes" if op.installed else "no", op.reason) for op in plan.ops),
         title="Ops",
     )
+    files = file_table(plan.writes, every_file=every_file, hook="four marked lines at its end", payload="")
+    return ops, files
+
+
+def file_table(changes: tuple[FileChange, ...], *, every_file: bool, hook: str, payload: str) -> Table:
+    """The files that change; `hook` and `payload` say what happens to each kind, where a change does not itself."""
     rows: list[tuple[str, str, str]] = []
-    payload: dict[str, list[FileChange]] = {}
-    for change in plan.writes:
+    groups: dict[str, list[FileChange]] = {}
+    for change in changes:
         if change.owner == "payload" and not every_file:
-            payload.setdefault(change.action.value, []).append(change)
+            groups.setdefault(change.action.value, []).append(change)
         else:
-            rows.append((change.action.value, change.path, change.note or what(change)))
-    for action, changes in payload.items():
-        amount = sum(len(change.content or b"") for change in changes)
-        text = plural(len(changes), "file") + (f", {size(amount)}" if amount else "")
+            rows.append((change.action.value, change.path, change.note or _what(change, hook, payload)))
+    for action, group in groups.items():
+        amount = sum(len(change.content or b"") for change in group)
+        text = plural(len(group), "file") + (f", {size(amount)}" if amount else "")
         rows.insert(0, (action, "vllm/deepinfer_sm80/", text))
-    return ops, table(("Action", "Path", "What"), rows, title="Files")
+    return table(("Action", "Path", "What"), rows, title="Files")
 
 
-def what(change: FileChange) -> str:
-    """What happens to a file, in words."""
+def _what(change: FileChange, hook: str, payload: str) -> str:
     if change.owner == "hook":
-        return {"replace": "four marked lines at its end", "remove": "deleted"}.get(change.action.value, "")
-    return size(len(change.content)) if change.content is not None else "of an older overlay"
+        return hook
+    return size(len(change.content)) if change.content is not None else payload
 
 
 def match_text(match: str, release: str, version: str | None) -> str:
@@ -193,3 +202,13 @@ def recover(target: Path, state_dir: Path, out: Output) -> str | None:
     for path in report.copies:
         out.warn(f"a copy was kept: {path}")
     return sentence
+
+
+def say_restart(root: Path, out: Output) -> list[int]:
+    """Names the processes that still run the old code, and returns their ids."""
+    from deepinfer_cli.detect.process import running
+
+    processes = running(root)
+    if processes:
+        out.line(f"restart vLLM: process {joined(str(one.pid) for one in processes)} still runs the old code")
+    return [one.pid for one in processes]

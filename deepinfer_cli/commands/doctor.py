@@ -18,7 +18,7 @@ from deepinfer_cli.detect.gpu import GpuReport, detect_gpus
 from deepinfer_cli.detect.target import Target
 from deepinfer_cli.errors import DeepInferError, ExitCode
 from deepinfer_cli.output import Output
-from deepinfer_cli.render import joined, size, table
+from deepinfer_cli.render import joined, plural, size, table
 from deepinfer_cli.result import ErrorItem, Result
 
 _SPACE_BYTES = 50_000_000
@@ -73,7 +73,8 @@ def run(opts: DoctorOptions, out: Output) -> Result:
         table(("Check", "Status", "Value", "Hint"), ((r.check, r.status, r.value, r.hint) for r in rows))
     )
     bad = [row for row in rows if row.status == "error"]
-    out.line(f"{len(rows)} checks, {len(bad)} errors, {sum(r.status == 'warn' for r in rows)} warnings")
+    warned = sum(row.status == "warn" for row in rows)
+    out.line(", ".join((plural(len(rows), "check"), plural(len(bad), "error"), plural(warned, "warning"))))
     data = {
         "checks": [asdict(row) for row in rows],
         "gpu": common.gpu_data(gpus),

@@ -177,7 +177,8 @@ def _report(
     for path in record.kept:
         out.warn(f"your edited file was kept as {path}")
     check = livecheck.check(target, record, gpus) if opts.verify else livecheck.not_asked()
-    out.line(check.sentence)
+    if check.checked or not already:
+        out.line(check.sentence)
     data: dict[str, Any] = {
         "dry_run": False,
         "already_installed": already,
@@ -187,7 +188,7 @@ def _report(
         "kept": list(record.kept),
         "recovered": recovered,
         "check": check.data,
-        "restart": _restart(target, out, changed=not already),
+        "restart": [] if already else common.say_restart(target.root, out),
         "caches_cleared": _clear_caches(opts, out) if opts.clear_caches else [],
     }
     if check.failed:
@@ -197,16 +198,6 @@ def _report(
         where = TargetOptions(target.parent) if opts.into else opts.where
         out.line(f"next: deepinfer verify{where.arguments}")
     return Result("install", data)
-
-
-def _restart(target: Target, out: Output, *, changed: bool) -> list[int]:
-    from deepinfer_cli.detect.process import running
-
-    processes = running(target.root) if changed else ()
-    if processes:
-        pids = joined(str(process.pid) for process in processes)
-        out.line(f"restart vLLM: process {pids} still runs the old code")
-    return [process.pid for process in processes]
 
 
 def _clear_caches(opts: InstallOptions, out: Output) -> list[dict[str, Any]]:

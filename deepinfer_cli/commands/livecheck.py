@@ -33,6 +33,11 @@ class Check:
     failed: bool = False
     data: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def checked(self) -> bool:
+        """Whether the child process could tell."""
+        return bool(self.data.get("checked"))
+
 
 def not_asked() -> Check:
     """The result where the check was switched off."""
