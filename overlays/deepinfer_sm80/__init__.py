@@ -7,7 +7,6 @@ Importing this package imports neither torch nor vLLM.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import logging
 import sys
 from collections.abc import Iterable
@@ -131,12 +130,14 @@ def _explained(problem: str, package: str) -> str:
 
 def _vllm_version(package: str) -> str:
     version = getattr(sys.modules.get(package), "__version__", None)
-    if not version:
-        try:
-            version = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            version = "version unknown"
-    return str(version)
+    if version:
+        return str(version)
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "version unknown"
 
 
 def _digest(root: Path) -> str:

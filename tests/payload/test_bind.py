@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -164,6 +165,20 @@ def test_missing_symbol_names_all_that_is_needed_and_binds_nothing(payload, vllm
         text in message for text in (f"{CACHE_UTILS}.{GATHER}", "0.33.0", "deepinfer status", "gather")
     )
     assert bound(module) == set()
+
+
+@pytest.mark.parametrize("installed", ["0.31.0", None])
+def test_message_has_a_version_where_the_package_says_none(payload, vllm, monkeypatch, installed):
+    def version(_name):
+        if installed is None:
+            raise metadata.PackageNotFoundError
+        return installed
+
+    monkeypatch.setattr(metadata, "version", version)
+    del vllm.package.__version__
+    vllm.module(CACHE_UTILS, "")
+    with pytest.raises(payload.BindError, match=installed or "version unknown"):
+        payload.bind(CACHE_UTILS)
 
 
 def test_second_symbol_failing_leaves_the_first_alone(payload, vllm):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from deepinfer_sm80 import bindings
 
+from deepinfer_cli.detect import target
 from deepinfer_cli.overlay import manifest
 
 
@@ -15,3 +16,7 @@ def test_same_modules_symbols_and_ops():
     }
     bound = {(one.op, module, one.symbol) for module, group in bindings.ALL.items() for one in group}
     assert bound == replaced
+
+
+def test_same_layouts():
+    assert bindings.LAYOUTS == target.LAYOUTS
