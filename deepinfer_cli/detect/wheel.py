@@ -46,7 +46,7 @@ def fetch_tree(
         UnsupportedError: there is no such vLLM.
         FailedError: no pip, no network, or a damaged download.
     """
-    into = into.absolute()
+    into = into.resolve()
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
         raise RefusedError(
             "the folder for the tree is not empty",
@@ -57,7 +57,10 @@ def fetch_tree(
     tree = cached_tree(version, on_progress=on_progress, refresh=not reuse_cache)
     into.parent.mkdir(parents=True, exist_ok=True)
     with _staged(into) as staging:
-        shutil.copytree(tree.parent, staging, dirs_exist_ok=True, copy_function=shutil.copyfile)
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(
+            tree.parent, staging, ignore=ignore, copy_function=shutil.copyfile, dirs_exist_ok=True
+        )
     return into / "vllm"
 
 
@@ -137,10 +140,19 @@ def _damaged(wheel: Path, what: str) -> FailedError:
 
 @contextmanager
 def _staged(into: Path) -> Iterator[Path]:
-    """A folder beside `into` that becomes `into` at the end, or vanishes on an error."""
-    staging = Path(tempfile.mkdtemp(dir=into.parent, prefix=f".{into.name}-"))
+    """A folder beside `into` that becomes `into` at the end, or vanishes on an error.
+
+    An empty `into` is kept and filled, `vllm` last: someone may stand in it, or it is a mount.
+    """
+    exists = into.is_dir()
+    staging = Path(tempfile.mkdtemp(dir=into if exists else into.parent, prefix=f".{into.name}-"))
     try:
         yield staging
+        if exists:
+            for path in sorted(staging.iterdir(), key=lambda path: path.name == "vllm"):
+                path.replace(into / path.name)
+            staging.rmdir()
+            return
         # mkdtemp makes it private
         mask = os.umask(0)
         os.umask(mask)

@@ -67,6 +67,7 @@ def payload_changes(
     recorded = _recorded(record, PAYLOAD)
     folder = f"{PACKAGE}/{OVERLAY}"
     wanted = {f"{folder}/{name}": name for name in sorted(payload.files)}
+    _check_folders(target, folder, tuple(wanted))
     present = _present(target, folder)
     changes, foreign, edited = [], [], []
     for path in (*wanted, *sorted({*present, *recorded} - set(wanted))):
@@ -84,13 +85,13 @@ def payload_changes(
         changes.append(FileChange(path, _action(before, after), PAYLOAD, before, after, content, note=note))
     if foreign and not force:
         raise RefusedError(
-            f"{len(foreign)} files that are not DeepInfer's lie where its overlay goes",
+            f"{_files(foreign)} not DeepInfer's where its overlay goes",
             code="overlay-conflict",
             hint="move them away, or pass --force to keep a copy and go on",
             paths=tuple(target.path(path) for path in foreign),
         )
     if edited and not force:
-        raise _drift(target, edited, "were edited after DeepInfer installed them")
+        raise _drift(target, edited, "edited after DeepInfer installed its overlay")
     return tuple(changes)
 
 
@@ -130,13 +131,13 @@ def hook_changes(
         )
         changes.append(change)
     if edited and not force:
-        raise _drift(
-            target, edited, f"differ from what vLLM {target.version or ''} published".replace("  ", " ")
+        original = (
+            "the checkout's HEAD" if origin.source == "HEAD" else f"vLLM {target.version or ''}".rstrip()
         )
+        raise _drift(target, edited, f"not as in {original}")
     if unknown and not force:
         raise RefusedError(
-            f"nothing says what {len(unknown)} files of this vLLM were originally: no RECORD, no commit, not in the "
-            "list of supported releases",
+            f"{_files(unknown)} of unknown origin: no RECORD row, no commit and no supported release lists them",
             code="not-verifiable",
             hint="reinstall vLLM from its wheel, or pass --force to keep a copy and go on",
             paths=tuple(target.path(path) for path in unknown),
@@ -184,10 +185,34 @@ def _action(before: str | None, after: str | None) -> Action:
     return Action.REMOVE if after is None else Action.REPLACE
 
 
+def _check_folders(target: Target, folder: str, wanted: tuple[str, ...]) -> None:
+    """Refuse what no copy could save: links and files where folders go, folders where files go."""
+    root = target.path(folder)
+    folders = {
+        root,
+        *(parent for path in wanted for parent in target.path(path).parents if root in parent.parents),
+    }
+    wrong = [path for path in sorted(folders) if path.is_symlink() or (path.exists() and not path.is_dir())]
+    wrong += [
+        target.path(path) for path in wanted if target.path(path).is_symlink() or target.path(path).is_dir()
+    ]
+    if wrong:
+        raise RefusedError(
+            f"{len(wrong)} links, files or folders are in the way of the overlay's own",
+            code="overlay-conflict",
+            hint="move them away",
+            paths=tuple(wrong),
+        )
+
+
+def _files(paths: list[str]) -> str:
+    return "1 file is" if len(paths) == 1 else f"{len(paths)} files are"
+
+
 def _drift(target: Target, paths: list[str], what: str) -> RefusedError:
     return RefusedError(
-        f"{len(paths)} files {what}",
+        f"{_files(paths)} {what}",
         code="file-drift",
-        hint="`deepinfer status` shows them; undo the edits, or pass --force to keep a copy and go on",
+        hint="`deepinfer status` shows what changed; undo the edits, or pass --force to keep a copy and go on",
         paths=tuple(target.path(path) for path in paths),
     )

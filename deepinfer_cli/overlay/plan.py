@@ -90,7 +90,7 @@ def plan_install(
             hint=f"DeepInfer serves vLLM {', '.join(manifest.releases)}",
         )
     found = match.match(manifest, target.version, match.observe(manifest, match.reader(target)))
-    ops = decide(found, target.version, partial=partial)
+    ops = decide(found, target.version, tuple(manifest.releases), partial=partial)
     skip = tuple(sorted(op.name for op in ops if not op.installed))
     modules = found.hooked(tuple(op.name for op in ops if op.installed))
     hooked = tuple(path for path in map(target.module_path, modules) if path)
@@ -122,7 +122,9 @@ def overlay_version(payload: Payload) -> str:
     return match_[1].decode() if match_ else "unknown"
 
 
-def decide(found: match.Match, version: str | None, *, partial: bool) -> tuple[OpPlan, ...]:
+def decide(
+    found: match.Match, version: str | None, supported: tuple[str, ...], *, partial: bool
+) -> tuple[OpPlan, ...]:
     """Which ops are installed.
 
     Raises:
@@ -135,15 +137,16 @@ def decide(found: match.Match, version: str | None, *, partial: bool) -> tuple[O
     claim = f"vLLM {version or 'of unknown version'}"
     if version == found.release:
         claim += " is listed, but this copy"
-    hint = "list what is supported with `deepinfer doctor`"
+    hint = f"DeepInfer serves vLLM {', '.join(supported)} and what is equal to one of them"
     if usable:
         hint = f"--partial installs the ops that fit: {', '.join(usable)}"
+    described = tuple(_describe(found, key) for key in found.differing)
+    names = ", ".join(text.partition("::")[2] for text in described[:3]) + (", …" if described[3:] else "")
     raise UnsupportedError(
-        f"{claim} differs from every supported release; from {found.release} in {len(found.differing)} symbols: "
-        + ", ".join(_describe(found, key) for key in found.differing),
+        f"{claim} differs from every supported release; from {found.release} in {len(described)} symbols: {names}",
         code="vllm-version-unsupported",
         hint=hint,
-        paths=found.differing,
+        paths=described,
     )
 
 
@@ -156,7 +159,7 @@ def _op_plan(item: match.OpMatch) -> OpPlan:
 
 def _describe(found: match.Match, key: str) -> str:
     word = {ABSENT: "missing", match.UNREADABLE: "unreadable"}.get(found.observed[key], "changed")
-    return f"{key.partition('::')[2]} ({word})"
+    return f"{key} ({word})"
 
 
 def _notes(found: match.Match, ops: tuple[OpPlan, ...], version: str | None) -> tuple[str, ...]:

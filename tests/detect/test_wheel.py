@@ -99,6 +99,7 @@ def test_fetch_downloads_once_and_copies(tmp_path, index, cache):
     (tmp_path / "empty").mkdir()
     second = wheel.fetch_tree("0.33.0", tmp_path / "empty", on_progress=said.append)
     assert len(said) == 2
+    assert sorted(path.name for path in (tmp_path / "empty").iterdir()) == ["vllm", "vllm-0.33.0.dist-info"]
     (second / "__init__.py").write_bytes(b"mine")
     assert (wheel.cached_tree("0.33.0") / "__init__.py").read_bytes() == FILES["vllm/__init__.py"]
     with pytest.raises(FailedError):

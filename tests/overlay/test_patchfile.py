@@ -11,7 +11,7 @@ from deepinfer_cli.overlay.patchfile import unified_patch, write_tree
 from deepinfer_cli.overlay.payload import sha256
 from deepinfer_cli.overlay.plan import Action, FileChange, Plan, plan_install
 from tests.conftest import git
-from tests.overlay.test_plan import HOOKED, carry_out
+from tests.overlay.plans import HOOKED, carry_out
 
 
 def apply(folder, patch: bytes, *options: str):

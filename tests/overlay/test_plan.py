@@ -1,65 +1,17 @@
-"""Plans on fake vLLMs: every decision, no writes."""
+"""Plans on fake vLLMs: what happens to which file, and what is refused; no writes."""
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 
 import pytest
 
-from deepinfer_cli.errors import ExitCode, FailedError, RefusedError, UnsupportedError
+from deepinfer_cli.errors import ExitCode, FailedError, RefusedError
 from deepinfer_cli.overlay import hook
-from deepinfer_cli.overlay.manifest import Manifest
 from deepinfer_cli.overlay.payload import sha256
 from deepinfer_cli.overlay.plan import Action, plan_install
-from deepinfer_cli.overlay.record import FileEntry, Record, RecordTarget
-from tests.conftest import CACHE_UTILS, git
-
-HOOKED = "vllm/models/deepseek_v41/common/ops/cache_utils.py"
-ROCM_PATH = "vllm/models/deepseek_v41/amd/rocm.py"
-
-
-def carry_out(plan):
-    """Write a plan's files, nothing else: what `git apply` or `cp -r` of it leaves."""
-    for change in plan.writes:
-        path = plan.target.path(change.path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        if change.content is not None:
-            path.write_bytes(change.content)
-
-
-def record_of(plan) -> Record:
-    """The record an install of `plan` leaves, as far as plans read it."""
-    files = tuple(
-        FileEntry(
-            path=change.path,
-            owner=change.owner,
-            original_sha256=change.pristine_sha256,
-            applied_sha256=change.after_sha256,
-        )
-        for change in plan.changes
-        if change.after_sha256
-    )
-    target = plan.target
-    return Record(
-        deepinfer_version="0.1.0",
-        overlay_version=plan.overlay_version,
-        payload_digest=plan.payload_digest,
-        transaction_id="t",
-        created_at="2026-01-01T00:00:00+00:00",
-        target=RecordTarget(str(target.root), target.kind.value, target.version, target.layout),
-        release=plan.release,
-        match=plan.match,
-        ops=tuple(op.name for op in plan.ops if op.installed),
-        skip=plan.skip,
-        arch=("sm80",),
-        files=files,
-    )
-
-
-def by_path(plan):
-    return {change.path: change for change in plan.changes}
+from tests.conftest import git
+from tests.overlay.plans import HOOKED, ROCM_PATH, by_path, carry_out, record_of
 
 
 def test_a_first_plan_adds_the_payload_then_the_hooks(fake_vllm, fake_payload, fake_manifest):
@@ -155,6 +107,29 @@ def test_foreign_files_where_the_payload_goes_are_a_conflict(fake_vllm, fake_pay
     assert "copy" in change.note
 
 
+@pytest.mark.parametrize("kind", ["linked folder", "file for a folder", "folder for a file", "linked file"])
+def test_what_no_copy_could_save_is_refused_even_with_force(
+    fake_vllm, fake_payload, fake_manifest, tmp_path, kind
+):
+    fake = fake_vllm()
+    (tmp_path / "elsewhere").mkdir()
+    place = fake.root / "deepinfer_sm80"
+    if kind == "linked folder":
+        place.symlink_to(tmp_path / "elsewhere")
+    elif kind == "file for a folder":
+        place.mkdir()
+        place = place / "ops"
+        place.touch()
+    else:
+        place = place / "gate.py"
+        place.parent.mkdir()
+        place.mkdir() if kind == "folder for a file" else place.symlink_to(tmp_path / "elsewhere" / "gate.py")
+    for force in (False, True):
+        with pytest.raises(RefusedError) as caught:
+            plan_install(fake.target(), fake_payload(), fake_manifest, force=force)
+        assert (caught.value.code, caught.value.paths) == ("overlay-conflict", (str(place),))
+
+
 def test_a_payload_file_edited_after_install_is_drift(fake_vllm, fake_payload, fake_manifest):
     fake = fake_vllm()
     plan = plan_install(fake.target(), fake_payload(), fake_manifest)
@@ -193,7 +168,7 @@ def test_text_after_the_block_is_drift(fake_vllm, fake_payload, fake_manifest):
     fake = fake_vllm()
     carry_out(plan_install(fake.target(), fake_payload(), fake_manifest))
     fake.cache_utils.write_bytes(fake.cache_utils.read_bytes() + b"MINE = 1\n")
-    with pytest.raises(RefusedError, match="differ from what vLLM"):
+    with pytest.raises(RefusedError, match=r"1 file is not as in vLLM 0\.33\.0"):
         plan_install(fake.target(), fake_payload(), fake_manifest)
 
 
@@ -216,116 +191,6 @@ def test_without_record_or_commit_a_file_must_be_listed(fake_vllm, fake_payload,
     assert caught.value.code in {"not-verifiable", "file-drift"}
     plan = plan_install(fake.target(), fake_payload(), fake_manifest, force=True)
     assert by_path(plan)[HOOKED].pristine_sha256 == sha256(fake.cache_utils.read_bytes())
-
-
-def test_an_unlisted_version_with_equal_symbols_is_compatible(fake_vllm, fake_payload, fake_manifest):
-    plan = plan_install(fake_vllm(version="0.33.1.dev3+gabc").target(), fake_payload(), fake_manifest)
-    assert (plan.match, plan.release) == ("compatible", "0.33.0")
-    assert any("0.33.1.dev3+gabc is not a listed release" in note and "0.33.0" in note for note in plan.notes)
-
-
-def test_a_local_build_is_compared_with_its_base_release_first(fake_vllm, fake_payload, fake_manifest):
-    twin = dataclasses.replace(fake_manifest.releases["0.33.0"], version="0.34.0")
-    manifest = Manifest(fake_manifest.ops, {**fake_manifest.releases, "0.34.0": twin})
-    plan = plan_install(fake_vllm(version="0.33.0+cu129").target(), fake_payload(), manifest)
-    assert (plan.match, plan.release) == ("compatible", "0.33.0")
-
-
-def test_a_listed_number_with_another_releases_symbols_is_compatible(fake_vllm, fake_payload, fake_manifest):
-    fake = fake_vllm(version="0.33.0")
-    (fake.site / "vllm-0.33.0.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.30.0\n")
-    plan = plan_install(fake.target(), fake_payload(), fake_manifest)
-    assert (plan.match, plan.release) == ("compatible", "0.33.0")
-    assert any("says it is 0.30.0" in note for note in plan.notes)
-
-
-def change_symbol(fake, old: bytes, new: bytes) -> None:
-    path = fake.cache_utils
-    assert old in path.read_bytes()
-    path.write_bytes(path.read_bytes().replace(old, new))
-    fake.reinstall_record()
-
-
-def test_one_changed_symbol_is_refused_by_name_and_partial_installs_the_rest(
-    fake_vllm, fake_payload, fake_manifest
-):
-    fake = fake_vllm(version="0.34.0")
-    change_symbol(fake, b"return topk + window", b"return window + topk")
-    with pytest.raises(UnsupportedError) as caught:
-        plan_install(fake.target(), fake_payload(), fake_manifest)
-    error = caught.value
-    assert (error.code, error.exit_code) == ("vllm-version-unsupported", ExitCode.UNSUPPORTED)
-    assert error.paths == (f"{CACHE_UTILS}::combine_indices",)
-    assert "combine_indices (changed)" in error.message
-    assert "0.33.0" in error.message
-    assert "--partial installs the ops that fit: gather" in (error.hint or "")
-    plan = plan_install(fake.target(), fake_payload(), fake_manifest, partial=True)
-    assert plan.skip == ("combine",)
-    assert by_path(plan)[HOOKED].content.endswith(hook.block(("combine",)))
-    ops = {op.name: op for op in plan.ops}
-    assert ops["gather"].installed
-    assert not ops["combine"].installed
-    assert ops["combine"].differing == (f"{CACHE_UTILS}::combine_indices",)
-    assert any("combine is left to stock" in note for note in plan.notes)
-
-
-def test_a_listed_version_whose_symbol_changed_is_said_to_be_that(fake_vllm, fake_payload, fake_manifest):
-    fake = fake_vllm(version="0.33.0")
-    change_symbol(fake, b"def gather_cache(out, cache, lens)", b"def gather_all(out, cache, lens)")
-    with pytest.raises(UnsupportedError) as caught:
-        plan_install(fake.target(), fake_payload(), fake_manifest)
-    assert "vLLM 0.33.0 is listed, but this copy differs" in caught.value.message
-    assert "gather_cache (missing)" in caught.value.message
-
-
-def test_partial_with_no_op_that_fits_is_refused(fake_vllm, fake_payload, fake_manifest):
-    fake = fake_vllm()
-    fake.cache_utils.write_bytes(b"def broken(:\n")
-    fake.reinstall_record()
-    with pytest.raises(UnsupportedError) as caught:
-        plan_install(fake.target(), fake_payload(), fake_manifest, partial=True)
-    assert "gather_cache (unreadable)" in caught.value.message
-    assert "--partial" not in (caught.value.hint or "")
-
-
-def test_partial_leaves_modules_alone_that_no_installed_op_needs(fake_vllm, fake_payload, fake_manifest):
-    fake = fake_vllm(version="0.30.0")
-    change_symbol(fake, b"return topk + window", b"return window")
-    fake.rocm.write_bytes(hook.append(fake.rocm.read_bytes()))
-    plan = plan_install(fake.target(), fake_payload(), fake_manifest, partial=True)
-    taken_out = by_path(plan)[ROCM_PATH]
-    assert hook.find(taken_out.content) is None
-    assert taken_out.after_sha256 == taken_out.pristine_sha256
-    assert "taken out" in taken_out.note
-
-
-def test_an_op_of_the_enable_group_is_never_skipped_quietly(fake_vllm, fake_payload, fake_manifest):
-    ops = tuple(
-        dataclasses.replace(op, group="enable") if op.name == "combine" else op for op in fake_manifest.ops
-    )
-    fake = fake_vllm(version="0.34.0")
-    change_symbol(fake, b"return topk + window", b"return window + topk")
-    plan = plan_install(fake.target(), fake_payload(), Manifest(ops, fake_manifest.releases), partial=True)
-    assert any("WITHOUT combine THE MODEL DOES NOT RUN" in note for note in plan.notes)
-
-
-def test_a_vllm_without_the_model_is_told_so(fake_vllm, fake_payload, fake_manifest):
-    fake = fake_vllm(version="0.29.0")
-    shutil.rmtree(fake.root / "models" / "deepseek_v41")
-    with pytest.raises(UnsupportedError) as caught:
-        plan_install(fake.target(), fake_payload(), fake_manifest)
-    assert caught.value.code == "layout-unknown"
-    assert "0.29.0" in caught.value.message
-
-
-def test_the_fork_layout_fits_with_rewritten_imports(fake_vllm, fake_payload, fake_manifest):
-    fake = fake_vllm(version="0.30.0", layout="deepseek_v4_1")
-    plan = plan_install(fake.target(), fake_payload(), fake_manifest)
-    assert plan.match == "supported"
-    assert [change.path for change in plan.changes if change.owner == "hook"] == [
-        "vllm/models/deepseek_v4_1/amd/rocm.py",
-        "vllm/models/deepseek_v4_1/common/ops/cache_utils.py",
-    ]
 
 
 def test_a_checkout_is_compared_with_its_head(fake_vllm, fake_payload, fake_manifest):

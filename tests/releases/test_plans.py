@@ -15,7 +15,7 @@ from deepinfer_cli.overlay.payload import sha256
 from deepinfer_cli.overlay.plan import plan_install
 from scripts import make_patches
 from tests.conftest import RELEASES, git, snapshot
-from tests.overlay.test_plan import carry_out
+from tests.overlay.plans import carry_out
 
 pytestmark = pytest.mark.release
 CACHE_UTILS = "vllm/models/deepseek_v41/common/ops/cache_utils.py"
@@ -131,7 +131,7 @@ def test_one_changed_symbol_is_refused_by_name_and_partial_plans_the_rest(real_r
     with pytest.raises(UnsupportedError) as caught:
         plan_of(folder)
     key = "models/{layout}/common/ops/cache_utils.py::_SPARSE_PREFILL_TOPK_ALIGNMENT"
-    assert caught.value.paths == (key,)
+    assert caught.value.paths == (f"{key} (changed)",)
     assert f"vLLM {version} is listed, but" in caught.value.message
     assert "_SPARSE_PREFILL_TOPK_ALIGNMENT (changed)" in caught.value.message
     with pytest.raises(RefusedError) as refused:
@@ -155,7 +155,7 @@ def test_a_changed_caller_takes_both_ops_with_it(real_release):
         with pytest.raises(UnsupportedError) as caught:
             plan_of(folder, partial=partial)
         assert caught.value.paths == (
-            "models/{layout}/amd/rocm.py::DeepseekV41ROCMAiterMLAAttention._forward_prefill",
+            "models/{layout}/amd/rocm.py::DeepseekV41ROCMAiterMLAAttention._forward_prefill (changed)",
         )
 
 
