@@ -117,4 +117,6 @@ def _check_out(indices: torch.Tensor, lens: torch.Tensor, num_tokens: int, width
     if lens.dim() != 1 or lens.shape[0] < num_tokens:
         raise ValueError(f"out[1] must have at least {num_tokens} entries, has shape {tuple(lens.shape)}")
     if indices.stride(1) != 1 or lens.stride(0) != 1:
-        raise ValueError(f"out must be contiguous along its last dim, strides {indices.stride()} and {lens.stride()}")
+        raise ValueError(
+            f"out must be contiguous along its last dim, strides {indices.stride()} and {lens.stride()}"
+        )

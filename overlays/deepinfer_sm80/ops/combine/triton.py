@@ -91,7 +91,9 @@ def _variant(name: str, columns: int, align: int, num_warps: int) -> Variant:
     return Variant(
         name=name,
         kernel=_combine_kernel,
-        signature=dict.fromkeys(_POINTERS, "*i32") | dict.fromkeys(_STRIDES, "i64") | dict.fromkeys(_SIZES, "i32"),
+        signature=dict.fromkeys(_POINTERS, "*i32")
+        | dict.fromkeys(_STRIDES, "i64")
+        | dict.fromkeys(_SIZES, "i32"),
         constexprs={"COLUMNS": columns, "REQUESTS": 32 * num_warps, "ALIGN": align},
         num_warps=num_warps,
     )
@@ -131,10 +133,9 @@ def launch(
     M: int,
     N: int,
     replay_clamp: bool,
-    variant: Variant | None = None,
 ) -> None:
     """Launches the kernel on checked arguments, one program per row of `indices`."""
-    variant = variant or pick(indices, topk_indices, topk)
+    variant = pick(indices, topk_indices, topk)
     _combine_kernel[(indices.shape[0],)](
         indices,
         lens,

@@ -56,7 +56,12 @@ _SMOKE = (
     _case("int64-inputs", query_lens=[3, 4], seq_lens=[90, 80], int64=True),
 )
 _FULL = (
-    _case("300-requests", "full", query_lens=[i % 5 for i in range(300)], seq_lens=[i % 999 + 4 for i in range(300)]),
+    _case(
+        "300-requests",
+        "full",
+        query_lens=[i % 5 for i in range(300)],
+        seq_lens=[i % 999 + 4 for i in range(300)],
+    ),
     _case("rocm-chunk", "full", query_lens=[900, 636], seq_lens=[8192, 700], contract="rocm", gpu_only=True),
     _case("chunk", "full", query_lens=[4000, 0, 1, 2143], seq_lens=[9000, 1, 1, 2143], gpu_only=True),
     _case("workspace-over-int32", "full", query_lens=[1] * 3, seq_lens=[64] * 3, M=1_500_000_000),
@@ -141,7 +146,9 @@ def _with_defaults(params: Mapping[str, Any]) -> dict[str, Any]:
         "window": 128,
         "N": 4096,
         "holes": 0.1,
-        **dict.fromkeys(("base", "shift", "spare_tokens", "spare_rows", "spare_columns", "row_gap", "topk_gap"), 0),
+        **dict.fromkeys(
+            ("base", "shift", "spare_tokens", "spare_rows", "spare_columns", "row_gap", "topk_gap"), 0
+        ),
         **dict.fromkeys(("int64", "three_dims"), False),
     }
     if "tokens" in params:

@@ -154,11 +154,9 @@ def launch(
     block_size: int,
     offset: int,
     max_gather_len: int | None,
-    *,
-    variant: Variant | None = None,
 ) -> None:
     """Launches the kernel on checked arguments; the grid is made from what the host knows, without a sync."""
-    variant = variant or pick(out, k_cache)
+    variant = pick(out, k_cache)
     num_reqs, capacity = seq_lens.shape[0], out.shape[1] - offset
     longest = capacity if max_gather_len is None else min(max_gather_len, capacity)
     # a gather that starts inside a page touches one page more
