@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Sequence
 from io import TextIOWrapper
 
@@ -60,6 +59,8 @@ def entry() -> None:
 
 def _traceback(arguments: Sequence[str]) -> None:
     if "--debug" in arguments:
+        import traceback
+
         sys.stderr.write(traceback.format_exc())
 
 

@@ -192,6 +192,47 @@ def verify(
     return _run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
 
 
+@app.command(
+    epilog=_examples("deepinfer bench", "deepinfer bench gather --output rows.json --baseline old.json")
+)
+def bench(
+    ops: o.OpsArgument = None,
+    target: o.Target = None,
+    python: o.Python = None,
+    op: o.Ops = "",
+    arch: o.VerifyArch = None,
+    torch_from: o.TorchFrom = None,
+    provider: o.Provider = None,
+    output: o.RowsFile = None,
+    baseline: o.Baseline = None,
+    threshold: o.Threshold = 0.10,
+    timeout: o.Timeout = None,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = 0,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,
+) -> int:
+    """Measure the overlay against stock vLLM and PyTorch.
+
+    All in one run on this machine's GPU; a case that is not correct is not timed.
+    """
+    from deepinfer_cli.commands import bench as command
+
+    options = command.BenchOptions(
+        where=o.TargetOptions(target, python),
+        ops=o.names(ops, op),
+        arch=arch,
+        torch_from=torch_from,
+        providers=tuple(provider or ()),
+        output=output,
+        baseline=baseline,
+        threshold=threshold,
+        **({} if timeout is None else {"timeout_s": timeout}),
+    )
+    return _run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+
+
 @app.command(epilog=_examples("deepinfer doctor", "deepinfer doctor --json > report.json"))
 def doctor(
     target: o.Target = None,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deepinfer_cli.commands.options import TargetOptions
 from deepinfer_cli.detect.gpu import Gpu, GpuReport
 from deepinfer_cli.detect.target import Target
 from deepinfer_cli.errors import FailedError
 from deepinfer_cli.output import Output
-from deepinfer_cli.overlay.plan import FileChange, Plan
 from deepinfer_cli.render import Table, joined, plural, size, table
+
+if TYPE_CHECKING:
+    # it brings `packaging`, which `status` does not need
+    from deepinfer_cli.overlay.plan import FileChange, Plan
 
 
 def locate(where: TargetOptions, out: Output) -> Target:

@@ -46,6 +46,7 @@ class InstallOptions:
 
 def run(opts: InstallOptions, out: Output) -> Result:
     """Installs, or shows what an install would do."""
+    _check(opts)
     gpus = detect_gpus()
     decision = resolve_archs(gpus, opts.arch)
     for text in decision.warnings:
@@ -69,17 +70,20 @@ def run(opts: InstallOptions, out: Output) -> Result:
     return _report(opts, out, gpus, decision, plan, record, already=already, recovered=recovered)
 
 
-def _target(opts: InstallOptions, out: Output) -> Target:
+def _check(opts: InstallOptions) -> None:
     if (opts.wheel is None) != (opts.into is None):
         raise UsageError(
             "--wheel and --into go together",
             code="usage",
             hint="such as: deepinfer install --wheel 0.33.0 --into DIR",
         )
+    if opts.wheel is not None and opts.where.target is not None:
+        raise UsageError("--wheel makes its own target; leave --target out", code="usage")
+
+
+def _target(opts: InstallOptions, out: Output) -> Target:
     if opts.wheel is None or opts.into is None:
         return common.locate(opts.where, out)
-    if opts.where.target is not None:
-        raise UsageError("--wheel makes its own target; leave --target out", code="usage")
 
     from deepinfer_cli.detect.vllm import find_target
     from deepinfer_cli.detect.wheel import cached_tree, fetch_tree

@@ -150,6 +150,29 @@ Timeout = Annotated[float | None, _option("--timeout", metavar="SECONDS", help="
 OutputFile = Annotated[
     Path | None, _option("--output", "-o", metavar="FILE", help="Also write the JSON document here.")
 ]
+TorchFrom = Annotated[
+    Path | None,
+    _option(
+        "--torch-from",
+        metavar="PATH",
+        help="A vLLM 0.30.0 tree, whose PyTorch function is the `torch` baseline.",
+    ),
+]
+Provider = Annotated[
+    list[str] | None,
+    _option("--provider", metavar="NAME", help="overlay, stock, stock-0.30-grid or torch; may be repeated."),
+]
+RowsFile = Annotated[
+    Path | None, _option("--output", "-o", metavar="FILE", help="Write the result file here.")
+]
+Baseline = Annotated[
+    Path | None,
+    _option("--baseline", metavar="FILE", help="An earlier result file; a regression is exit code 1."),
+]
+Threshold = Annotated[
+    float,
+    typer.Option("--threshold", metavar="SHARE", help="How much slower than the baseline is a regression."),
+]
 
 
 def names(positional: list[str] | None, listed: str) -> tuple[str, ...]:

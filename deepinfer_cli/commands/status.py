@@ -78,12 +78,13 @@ def _match(target: Target, found: Inspection) -> dict[str, Any]:
     if found.state != "not-installed":
         return {"match": None, "release": None, "reason": ""}
     from deepinfer_cli.overlay import manifest, payload
-    from deepinfer_cli.overlay import match as matching
 
     bundled = payload.bundled()
     known = manifest.load(bundled.root / "manifest.toml")
     if _is_published(target, known):
         return {"match": "supported", "release": target.version, "reason": ""}
+    from deepinfer_cli.overlay import match as matching
+
     if target.layout is None:
         return {"match": "unsupported", "release": None, "reason": "it has no DeepSeek-V4.1 model folder"}
     seen = matching.match(known, target.version, matching.observe(known, matching.reader(target)))
