@@ -32,7 +32,7 @@ from deepinfer_sm80.ops.combine import workloads as combine_workloads  # noqa: E
 from deepinfer_sm80.ops.gather import triton as gather  # noqa: E402
 from deepinfer_sm80.ops.gather import workloads as gather_workloads  # noqa: E402
 
-from deepinfer_cli.validate import numerics, timing  # noqa: E402
+from deepinfer_cli.validate import compare, numerics, timing  # noqa: E402
 from deepinfer_cli.validate.model import Level, Status  # noqa: E402
 
 Row = tuple[str, dict[str, float]]
@@ -136,7 +136,7 @@ def tune(
         sets = timing.input_sets(inputs, workloads.bytes_moved(case))
         timers = {}
         for name, function in functions.items():
-            verdict = numerics.compare_outputs(workloads.run(inputs, function), want, workloads.TOLERANCES)
+            verdict = compare.compare_outputs(workloads.run(inputs, function), want, workloads.TOLERANCES)
             if not verdict.ok:
                 print(f"WRONG {case.id} {name}: {verdict.reason}", flush=True)
                 continue

@@ -10,26 +10,13 @@ from ... import gate
 from ...numerics import e4m3, ue8m0
 from ..spec import Variant
 
+_POINTERS = {"out_ptr": "*bf16", "k_cache_ptr": "*u8"}
+_POINTERS |= dict.fromkeys(("seq_lens_ptr", "gather_lens_ptr", "block_table_ptr"), "*i32")
+_STRIDES = ("out_stride_req", "out_stride_row", "page_stride", "table_stride")
+_SIZES = ("block_size", "offset", "capacity", "workers")
 
-@triton.jit(
-    do_not_specialize=[
-        "out_stride_req",
-        "out_stride_row",
-        "page_stride",
-        "table_stride",
-        "block_size",
-        "offset",
-        "capacity",
-        "workers",
-    ],
-    do_not_specialize_on_alignment=[
-        "out_ptr",
-        "k_cache_ptr",
-        "seq_lens_ptr",
-        "gather_lens_ptr",
-        "block_table_ptr",
-    ],
-)
+
+@triton.jit(do_not_specialize=[*_STRIDES, *_SIZES], do_not_specialize_on_alignment=list(_POINTERS))
 def _gather_kernel(
     out_ptr,
     k_cache_ptr,
@@ -112,13 +99,10 @@ def _load_tail(ptr, index, mask, UNIT: tl.constexpr):
 
 
 def _variant(name: str, rows: int, load_bytes: int, store_bytes: int, num_warps: int) -> Variant:
-    pointers = {"out_ptr": "*bf16", "k_cache_ptr": "*u8"}
-    pointers |= dict.fromkeys(("seq_lens_ptr", "gather_lens_ptr", "block_table_ptr"), "*i32")
-    strides = dict.fromkeys(("out_stride_req", "out_stride_row", "page_stride", "table_stride"), "i64")
     return Variant(
         name=name,
         kernel=_gather_kernel,
-        signature=pointers | strides | dict.fromkeys(("block_size", "offset", "capacity", "workers"), "i32"),
+        signature=_POINTERS | dict.fromkeys(_STRIDES, "i64") | dict.fromkeys(_SIZES, "i32"),
         constexprs={"ROWS": rows, "LOAD_BYTES": load_bytes, "STORE_BYTES": store_bytes},
         num_warps=num_warps,
     )
