@@ -178,7 +178,7 @@ def test_payload_that_does_not_compile_is_refused(bench: Bench, fake_payload: Pa
 def test_paths_with_spaces_and_other_letters(
     bench: Bench, fake_vllm: Callable[..., FakeVllm], tmp_path: Path
 ) -> None:
-    bench.vllm = fake_vllm(tmp_path / "mein Ordner – ünï" / "site-packages")
+    bench.vllm = fake_vllm(tmp_path / "mein Ordner ünï 模型" / "site-packages")
     before = snapshot(bench.site)
     bench.install()
     assert bench.inspect().state == "installed"
