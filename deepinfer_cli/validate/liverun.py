@@ -41,7 +41,7 @@ class LiveJob:
 
 def run(job: LiveJob) -> tuple[list[CaseResult], NotRun | None]:
     """Both checks; the second element says why there is no result where vLLM cannot be imported."""
-    results = []
+    results: list[CaseResult] = []
     for mode in ("bound", "stock"):
         result = _check(job, mode)
         if isinstance(result, NotRun):

@@ -12,10 +12,10 @@ from typing import Any
 
 from deepinfer_cli.validate.compare import Verdict, compare_outputs, same_bytes
 from deepinfer_cli.validate.model import CaseResult, Level, Status
+from deepinfer_cli.validate.tensors import clone_inputs, fingerprint, leaves
 
 REPEATS = 20
 SM_COUNTS = (72, 82, 84, 108, 128, 132)
-_CHUNK_BYTES = 1 << 24
 
 
 def workloads_of(op: str) -> Any:
@@ -56,7 +56,7 @@ def run_case(workloads: Any, case: Any, level: Level) -> CaseResult:
             return CaseResult(case.id, case.op, level, Status.SKIPPED, short)
         verdict, extra = check_case(workloads, case, device)
     except Exception as error:
-        status = Status.COMPILE_ERROR if _is_compile_error(error) else Status.RUNTIME_ERROR
+        status = Status.COMPILE_ERROR if is_compile_error(error) else Status.RUNTIME_ERROR
         return CaseResult(
             case.id, case.op, level, status, f"{type(error).__name__}: {error}"[:2000],
             duration_s=time.perf_counter() - began, extra={"traceback": traceback.format_exc()[-4000:]},
@@ -123,7 +123,7 @@ def check_case(
     inputs = workloads.make_inputs(case, device)
     want = workloads.expected(case, inputs)
     spare = clone_inputs(inputs)
-    before = {name: fingerprint(value) for name, value in inputs.items() if _is_tensor(value)}
+    before = {name: fingerprint(value) for name, value in leaves(inputs).items()}
     first = Trial(workloads, case, device, function, spare, {}, want)
     got = first.run(inputs)
     verdict = first.compare(got)
@@ -184,9 +184,9 @@ def _replay_graph(trial: Trial) -> tuple[str, dict[str, Any]]:
     torch.cuda.synchronize()
     verdict = trial.compare(outputs)
     if verdict.ok and swap:
-        for name, value in inputs.items():
-            if _is_tensor(value):
-                value.copy_(other[name])
+        fresh = leaves(other)
+        for name, value in leaves(inputs).items():
+            value.copy_(fresh[name])
         graph.replay()
         torch.cuda.synchronize()
         verdict = trial.compare(outputs, other_want)
@@ -195,63 +195,23 @@ def _replay_graph(trial: Trial) -> tuple[str, dict[str, Any]]:
 
 
 def _replaceable(inputs: dict[str, Any], other: dict[str, Any]) -> bool:
-    for name, value in inputs.items():
-        if _is_tensor(value):
-            if not _is_tensor(other[name]) or value.shape != other[name].shape:
-                return False
-        elif value is not other[name] and value != other[name]:
-            return False
-    return True
-
-
-def clone_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
-    """A deep copy that keeps strides, gaps between pages, and what shares a storage."""
-    storages: dict[int, Any] = {}
-
-    def clone(value: Any) -> Any:
-        if isinstance(value, (tuple, list)):
-            return type(value)(clone(item) for item in value)
-        if not _is_tensor(value):
-            return value
-        storage = value.untyped_storage()
-        if not storage.nbytes():
-            return value.clone()
-        if storage.data_ptr() not in storages:
-            storages[storage.data_ptr()] = storage.clone()
-        copy = storages[storage.data_ptr()]
-        return value.new_empty(0).set_(copy, value.storage_offset(), value.shape, value.stride())
-
-    return {name: clone(value) for name, value in inputs.items()}
-
-
-def fingerprint(tensor: Any) -> tuple[int, ...]:
-    """Two checksums of a tensor's elements, taken in chunks so that a cache of many GiB fits."""
-    import torch
-
-    rows = tensor.reshape(1) if tensor.dim() == 0 else tensor
-    if rows.numel() == 0:
-        return (0, 0)
-    step = max(1, _CHUNK_BYTES * rows.shape[0] // (rows.numel() * rows.element_size()))
-    plain = weighted = 0
-    for start in range(0, rows.shape[0], step):
-        data = rows[start : start + step].contiguous().view(-1).view(torch.uint8).long()
-        weights = torch.arange(start + 1, start + 1 + data.numel(), device=data.device)
-        plain += int(data.sum())
-        weighted ^= int((data * weights).sum())
-    return (plain, weighted)
+    """Whether `other` differs from `inputs` in tensor contents alone."""
+    mine, its = leaves(inputs), leaves(other)
+    if {name: value.shape for name, value in mine.items()} != {
+        name: value.shape for name, value in its.items()
+    }:
+        return False
+    plain = {name for name in inputs if name not in {key.partition(".")[0] for key in mine}}
+    return all(inputs[name] == other[name] for name in plain)
 
 
 def _changed_inputs(inputs: dict[str, Any], outputs: dict[str, Any], before: dict[str, Any]) -> list[str]:
     written = {value.untyped_storage().data_ptr() for value in outputs.values()}
     return [
         name
-        for name, mark in before.items()
-        if inputs[name].untyped_storage().data_ptr() not in written and fingerprint(inputs[name]) != mark
+        for name, value in leaves(inputs).items()
+        if value.untyped_storage().data_ptr() not in written and fingerprint(value) != before[name]
     ]
-
-
-def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "untyped_storage")
 
 
 def _too_little_memory(case: Any, device: str) -> str:
@@ -265,7 +225,8 @@ def _too_little_memory(case: Any, device: str) -> str:
     return f"needs {needed / 2**30:.1f} GiB of free device memory" if free < needed else ""
 
 
-def _is_compile_error(error: BaseException) -> bool:
+def is_compile_error(error: BaseException) -> bool:
+    """Whether Triton or its assembler could not make code for this card."""
     while True:
         if type(error).__module__.startswith("triton.compiler") or type(error).__name__ in _COMPILE_ERRORS:
             return True

@@ -162,7 +162,7 @@ def run_cases(job: Job, cases: list[str] | None = None) -> Iterator[CaseResult]:
             if isinstance(event, WorkerEnd):
                 end = event
             elif event["event"] == "hello":
-                _require_digest(job, event)
+                require_digest(job, event)
             elif event["event"] == "plan":
                 planned = list(event["cases"])
             elif event["event"] == "start":
@@ -194,7 +194,12 @@ def run_cases(job: Job, cases: list[str] | None = None) -> Iterator[CaseResult]:
             return
 
 
-def _require_digest(job: Job, hello: dict[str, Any]) -> None:
+def require_digest(job: Job, hello: dict[str, Any]) -> None:
+    """Refuses a worker that tests other bytes, or another file, than it was asked to.
+
+    Raises:
+        FailedError: it does.
+    """
     wanted, root = job.request["digest"], Path(job.request["payload"])
     loaded = Path(str(hello["file"])).resolve()
     if hello["digest"] != wanted or loaded != (root / "__init__.py").resolve():

@@ -1,0 +1,158 @@
+"""Starts the measuring workers and collects their rows."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepinfer_cli.errors import FailedError, UnsupportedError
+from deepinfer_cli.overlay import payload
+from deepinfer_cli.validate import runner
+from deepinfer_cli.validate.model import Level, Status
+from deepinfer_cli.validate.results import SCHEMA_VERSION, Row, commit
+from deepinfer_cli.validate.runner import Job, WorkerEnd
+from deepinfer_cli.validate.verify import code_name, forced_arch
+
+PROVIDERS = ("overlay", "stock", "stock-0.30-grid", "torch")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to measure.
+
+    Attributes:
+        payload_root: the overlay.
+        python: interpreter of the workers.
+        ops: ops to measure.
+        parent: folder of the target's `vllm`, for the stock baselines.
+        torch_from: a vLLM 0.30 or 0.31 tree for the torch baseline; default the target.
+        providers: which implementations.
+        arch: forces this architecture's code on a newer card.
+        timeout_s: for one case, the oracle and all implementations together.
+    """
+
+    payload_root: Path
+    python: Path
+    ops: tuple[str, ...]
+    parent: Path | None = None
+    torch_from: Path | None = None
+    providers: tuple[str, ...] = PROVIDERS
+    arch: str | None = None
+    timeout_s: float = runner.DEFAULT_TIMEOUT_S
+
+
+def measure(
+    request: Request,
+    on_row: Callable[[Row], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Measures every op and returns the result file's content.
+
+    Raises:
+        UnsupportedError: no GPU, or not one whose code can be measured.
+        FailedError: a worker loaded another overlay than it was asked to.
+    """
+    found = runner.probe(request.python)
+    forced = _require_gpu(request, found)
+    if on_note is not None:
+        on_note(f"bench: {code_name(found['gpu'], forced)}")
+    digest = payload.load(request.payload_root).digest
+    environment: dict[str, Any] = {}
+    rows: list[Row] = []
+    for op in request.ops:
+        job = _job(request, op, digest, forced)
+        for item in _events(job):
+            if "environment" in item:
+                environment |= {key: value for key, value in item["environment"].items() if value is not None}
+                continue
+            rows.append(item["row"])
+            if on_row is not None:
+                on_row(item["row"])
+    keys = ("gpu", "driver", "cuda", "torch", "triton", "tilelang", "vllm")
+    ordered = {key: environment.get(key) for key in keys}
+    extra = {key: value for key, value in environment.items() if key not in ordered}
+    date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    full = ordered | {"commit": commit(digest), "date": date} | extra
+    return {"schema_version": SCHEMA_VERSION, "environment": full, "rows": rows}
+
+
+def _require_gpu(request: Request, found: dict[str, Any]) -> str | None:
+    gpu = found.get("gpu")
+    if "problem" in found or not found.get("torch") or not found.get("triton"):
+        why = found.get("problem") or f"{request.python} has no torch or no triton"
+        raise UnsupportedError(
+            f"nothing can be measured: {why}",
+            code="nothing-runnable",
+            hint="name an interpreter that has torch and triton with --python",
+        )
+    if gpu is None or "problem" in gpu:
+        why = gpu["problem"] if gpu else "torch sees no CUDA GPU here"
+        raise UnsupportedError(
+            f"nothing can be measured: {why}",
+            code="gpu-not-found",
+            hint="run it on the machine that serves vLLM",
+        )
+    forced, problem = forced_arch(gpu, request.arch)
+    if problem:
+        raise UnsupportedError(
+            f"nothing can be measured: {problem}",
+            code="arch-unsupported",
+            hint="pass --arch sm80 to measure the Ampere code on this card",
+        )
+    return forced
+
+
+def _job(request: Request, op: str, digest: str, forced: str | None) -> Job:
+    body = {
+        "task": "bench", "level": Level.NUMERICS.value, "payload": str(request.payload_root), "digest": digest,
+        "op": op, "force_arch": forced, "providers": list(request.providers),
+        "parent": str(request.parent) if request.parent else None,
+        "torch_from": str(request.torch_from) if request.torch_from else None,
+    }  # fmt: skip
+    return Job(request.python, body, timeout_s=request.timeout_s)
+
+
+def _events(job: Job) -> Iterable[dict[str, Any]]:
+    """Environments and rows of one op; the case a worker dies in becomes a row, the rest start again."""
+    cases: list[str] | None = None
+    while True:
+        planned: list[str] | None = None
+        running: dict[str, Any] | None = None
+        end = WorkerEnd(Status.RUNTIME_ERROR, "the worker said nothing")
+        for event in runner.events(job, cases):
+            if isinstance(event, WorkerEnd):
+                end = event
+            elif event["event"] == "hello":
+                runner.require_digest(job, event)
+            elif event["event"] == "plan":
+                planned = list(event["cases"])
+            elif event["event"] == "start":
+                running = event
+            elif event["event"] == "case_done" and planned:
+                planned.remove(event["case"])
+                running = None
+            elif event["event"] in ("environment", "row"):
+                yield event
+        if end.status is Status.PASSED:
+            return
+        if planned is None or running is None:
+            raise FailedError(
+                f"measuring {job.request['op']}: {end.reason}",
+                code="worker-crashed",
+                hint=end.stderr[-600:] or None,
+            )
+        yield {"row": _dead_row(job, running, end)}
+        cases = [name for name in planned if name != running["case"]]
+        if not cases:
+            return
+
+
+def _dead_row(job: Job, running: dict[str, Any], end: WorkerEnd) -> Row:
+    return {
+        "op": job.request["op"], "case": running["params"], "provider": "overlay", "codegen": "native",
+        "timing": "graph", "latency_us": None, "bytes": None, "flops": None, "ceiling_fraction": None,
+        "status": end.status.value, "reason": f"{end.reason}: {end.stderr[-300:]}",
+    }  # fmt: skip

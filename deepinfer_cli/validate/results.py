@@ -1,0 +1,125 @@
+"""Result files of `bench`: writing, reading, merging and comparing them. Standard library only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepinfer_cli.errors import FailedError
+
+SCHEMA_VERSION = 1
+# rows are the same measurement when these agree
+_KEY = ("op", "case", "provider", "codegen", "timing")
+
+Row = dict[str, Any]
+
+
+def commit(digest: str) -> str:
+    """The overlay's digest, and the git commit of this checkout where there is one (read without git)."""
+    head = Path(__file__).parents[2] / ".git" / "HEAD"
+    text = f"payload {digest[:12]}"
+    try:
+        value = head.read_text().strip()
+        if value.startswith("ref: "):
+            value = (head.parent / value.removeprefix("ref: ")).read_text().strip()
+    except OSError:
+        return text
+    return f"{text}, git {value[:12]}"
+
+
+def write(result: dict[str, Any], path: Path) -> None:
+    """Writes a result file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Reads a result file.
+
+    Raises:
+        FailedError: it is none, or of a newer schema.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        # the document of `bench --json` holds the same content
+        result = document.get("data", document)
+        version, rows = result["schema_version"], result["rows"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FailedError(
+            f"{path} is no result file of `deepinfer bench`: {error}", code="result-unreadable"
+        ) from error
+    if version != SCHEMA_VERSION or not isinstance(rows, list):
+        raise FailedError(
+            f"{path} has schema {version}, this DeepInfer reads {SCHEMA_VERSION}", code="result-unreadable"
+        )
+    return dict(result)
+
+
+def key(row: Row) -> str:
+    """What makes two rows the same measurement."""
+    return json.dumps([row[name] for name in _KEY], sort_keys=True)
+
+
+def merge(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
+    """`old` with the rows of every op that `new` measured replaced.
+
+    Raises:
+        FailedError: they were measured in different environments, so they are no one result.
+    """
+    if old is None:
+        return new
+    for name in ("gpu", "driver", "cuda", "torch", "triton"):
+        mine, its = old["environment"].get(name), new["environment"].get(name)
+        if mine != its:
+            raise FailedError(
+                f"results of different environments cannot be merged: {name} is {mine} and {its}",
+                code="environment-differs",
+                hint="write to a new file",
+            )
+    ops = {row["op"] for row in new["rows"]}
+    kept = [row for row in old["rows"] if row["op"] not in ops]
+    known = {name: value for name, value in new["environment"].items() if value is not None}
+    return {**new, "environment": old["environment"] | known, "rows": kept + new["rows"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One row against the baseline file; `ratio` is new over old latency."""
+
+    row: Row
+    before_us: float
+    after_us: float
+
+    @property
+    def ratio(self) -> float:
+        """Above 1 is slower."""
+        return self.after_us / self.before_us
+
+
+def changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[Change], list[Row]]:
+    """The overlay's rows that both files measured, and those that only `old` has."""
+    measured = {key(row): row for row in new["rows"] if row["latency_us"]}
+    both, gone = [], []
+    for row in old["rows"]:
+        if row["provider"] != "overlay" or not row["latency_us"]:
+            continue
+        mine = measured.get(key(row))
+        if mine is None:
+            gone.append(row)
+        else:
+            both.append(Change(mine, row["latency_us"]["p50"], mine["latency_us"]["p50"]))
+    return both, gone
+
+
+def speedup(rows: Iterable[Row], row: Row, provider: str) -> float | None:
+    """How many times faster than `provider` the overlay's `row` is: same op, case and timing, both measured."""
+    if not row["latency_us"]:
+        return None
+    for other in rows:
+        same = all(other[name] == row[name] for name in ("op", "case", "timing"))
+        if same and other["provider"] == provider and other["latency_us"]:
+            return float(other["latency_us"]["p50"] / row["latency_us"]["p50"])
+    return None
