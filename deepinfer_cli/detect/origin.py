@@ -73,7 +73,7 @@ class _Listed:
 
 @dataclass(frozen=True)
 class _Head:
-    """Hashes of the blobs at a checkout's HEAD."""
+    """Hashes of the blobs at a checkout's HEAD; where the overlay itself was committed, without our block."""
 
     target: Target
 
@@ -82,7 +82,7 @@ class _Head:
             blob = self._tree() / path
         except KeyError:
             return None
-        return _hex(blob.data_stream.read())
+        return _hex(hook.strip(blob.data_stream.read()))
 
     def _tree(self) -> Any:
         # GitPython raises at import where there is no git

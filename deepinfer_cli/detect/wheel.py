@@ -55,8 +55,9 @@ def fetch_tree(
             paths=(into,),
         )
     tree = cached_tree(version, on_progress=on_progress, refresh=not reuse_cache)
-    into.parent.mkdir(parents=True, exist_ok=True)
-    with _staged(into) as staging:
+    with _writing(into):
+        into.parent.mkdir(parents=True, exist_ok=True)
+    with _writing(into), _staged(into) as staging:
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(
             tree.parent, staging, ignore=ignore, copy_function=shutil.copyfile, dirs_exist_ok=True
@@ -78,8 +79,9 @@ def cached_tree(version: str, *, on_progress: Progress | None = None, refresh: b
     tree = folder / version
     if (tree / "vllm").is_dir() and not refresh:
         return tree / "vllm"
-    folder.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(folder / f"{version}.lock"):
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with _writing(folder), filelock.FileLock(folder / f"{version}.lock"):
         if (tree / "vllm").is_dir() and not refresh:
             return tree / "vllm"
         with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as scratch:
@@ -161,6 +163,20 @@ def _staged(into: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Turns what the disk refuses into an error with a way on."""
+    try:
+        yield
+    except OSError as error:
+        raise FailedError(
+            f"the wheel's files cannot be written: {error.strerror or error}",
+            code="write-failed",
+            hint="the download is cached below XDG_CACHE_HOME and needs 1 GB for a moment, a tree 60 MB",
+            paths=(error.filename or folder,),
+        ) from error
 
 
 def _tell(on_progress: Progress | None, text: str) -> None:

@@ -160,3 +160,13 @@ def test_no_pip(index, monkeypatch):
         wheel.cached_tree("0.33.0")
     assert caught.value.code == "pip-missing"
     assert sys.executable in caught.value.message
+
+
+def test_where_nothing_can_be_written(tmp_path, index, cache):
+    build(index)
+    wheel.cached_tree("0.33.0")
+    (tmp_path / "file").touch()
+    with pytest.raises(FailedError) as caught:
+        wheel.fetch_tree("0.33.0", tmp_path / "file" / "below")
+    assert caught.value.code == "write-failed"
+    assert str(tmp_path / "file") in caught.value.paths[0]

@@ -208,6 +208,14 @@ def test_a_checkout_is_compared_with_its_head(fake_vllm, fake_payload, fake_mani
     assert plan_install(fake.target(), fake_payload(), fake_manifest).writes
 
 
+def test_a_checkout_in_which_the_overlay_was_committed_is_not_drift(fake_vllm, fake_payload, fake_manifest):
+    fake = fake_vllm(checkout=True)
+    carry_out(plan_install(fake.target(), fake_payload(), fake_manifest))
+    git(fake.site, "add", "-A")
+    git(fake.site, "commit", "-q", "-m", "Carry the overlay")
+    assert plan_install(fake.target(), fake_payload(), fake_manifest).adopts
+
+
 def test_a_checkout_without_a_usable_git_says_what_it_needs(fake_vllm, fake_payload, fake_manifest):
     fake = fake_vllm(checkout=True)
     shutil.rmtree(fake.site / ".git" / "objects")
