@@ -276,3 +276,52 @@ def test_a_real_release_without_torch_is_not_importable(release_tree, version):
     answer = live(root.parent)
     assert not answer["ok"]
     assert (answer["problems"], answer["error"]["stage"]) == ([], "import")
+
+
+FEW_CALLS = """
+import sys
+sys.path[:0] = [{scripts!r}, {site!r}]
+import gpu_live_calls as script
+every = script._cases
+script._cases = lambda op, caller: (one for one in every(op, caller) if one[0] in ("one-row", "ratio-2"))
+script.main([{answer!r}, "deepseek_v41", {stock!r}, "amd.rocm", "nvidia.flashmla"])
+"""
+
+
+def gpu_calls(site: Path, tmp_path: Path, stock: str = "ignore-stock") -> list[dict[str, Any]]:
+    """What the child of `scripts/gpu_live_check.py` answers here, in Triton's interpreter, with two cases."""
+    answer = tmp_path / "answer.json"
+    scripts = LIVE.parents[2] / "scripts"
+    code = FEW_CALLS.format(scripts=str(scripts), site=str(site), answer=str(answer), stock=stock)
+    env = {**os.environ, "TRITON_INTERPRET": "1", "DEEPINFER_FORCE_ARCH": "sm80", "CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    return json.loads(answer.read_text())
+
+
+@pytest.mark.kernels
+def test_gpu_script_sees_calls_reach_the_kernels(tree, tmp_path):
+    pytest.importorskip("triton")
+    calls = gpu_calls(tree(), tmp_path)
+    assert [(call["symbol"], call["calls"], call["as_oracle"], call["ok"]) for call in calls] == [
+        (GATHER, 1, True, True),
+        (COMBINE, 1, True, True),
+    ] * 2
+    assert [call["contract"] for call in calls if call["symbol"] == COMBINE] == [
+        {"replay_clamp": False, "width_cap": True},
+        {"replay_clamp": True, "width_cap": False},
+    ]
+
+
+@pytest.mark.kernels
+def test_gpu_script_notices_other_results_and_missing_hooks(tree, tmp_path):
+    pytest.importorskip("triton")
+    site = tree()
+    # the small vLLM's functions compute nothing, so none may pass for equal
+    assert [call["ok"] for call in gpu_calls(site, tmp_path, "compare-stock")] == [False] * 4
+    for name in HOOKED.values():
+        file = site / "vllm" / name
+        file.write_bytes(hook.strip(file.read_bytes()))
+    calls = gpu_calls(site, tmp_path)
+    assert [(call["ours"], call["ok"]) for call in calls if "ours" in call] == [(False, False)] * 2
+    assert not any(call["ok"] for call in calls)
