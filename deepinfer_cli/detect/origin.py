@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from deepinfer_cli.detect.target import LAYOUTS, PACKAGE, Target, TargetKind
 from deepinfer_cli.errors import FailedError
@@ -78,25 +77,24 @@ class _Head:
     target: Target
 
     def __call__(self, path: str) -> str | None:
-        try:
-            blob = self._tree() / path
-        except KeyError:
-            return None
-        return _hex(hook.strip(blob.data_stream.read()))
-
-    def _tree(self) -> Any:
         # GitPython raises at import where there is no git
         os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+        folder = self.target.parent
         try:
             import git
 
-            return git.Repo(self.target.parent).head.commit.tree
+            repo = git.Repo(folder)
+            # inside a git hook these name another repository
+            repo.git.update_environment(GIT_DIR=str(self.target.git_dir), GIT_WORK_TREE=str(folder))
+            blob = repo.head.commit.tree / path
+            return _hex(hook.strip(blob.data_stream.read()))
+        except KeyError:
+            return None
         except Exception as error:
             raise FailedError(
-                f"the checkout {self.target.parent} cannot be compared with its HEAD: {error or type(error).__name__}",
+                f"the checkout {folder} cannot be compared with its HEAD: {error or type(error).__name__}",
                 code="git-unavailable",
-                hint="a checkout needs a git that can read it (`git -C … status`); unpacked wheels and "
-                "environments do not",
+                hint=f"a checkout needs a git that can read it: try `git -C {folder} log -1`",
             ) from error
 
 

@@ -84,6 +84,16 @@ def test_a_linked_work_tree_has_its_own_state(fake_vllm, tmp_path):
     assert Origin.of(found).sha256(path) == sha256(fake.cache_utils)
 
 
+def test_a_git_hooks_environment_does_not_lead_elsewhere(fake_vllm, tmp_path, monkeypatch):
+    fake = fake_vllm(tmp_path / "src", checkout=True)
+    (tmp_path / "other").mkdir()
+    git(tmp_path / "other", "init", "-q")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path / "other"))
+    path = fake.cache_utils.relative_to(fake.site).as_posix()
+    assert Origin.of(find_target(target=fake.site)).sha256(path) == sha256(fake.cache_utils)
+
+
 def test_a_venv_inside_a_repository_is_no_checkout(fake_vllm, tmp_path):
     git(tmp_path, "init", "-q")
     found = find_target(target=fake_vllm().site)
