@@ -124,7 +124,7 @@ class _Planner:
                 self.payload.append(_change(entry.path, "payload", content, None))
             return
         moved = self.site.moved(self.record)
-        if state is FileState.STALE:
+        if state in (FileState.STALE, FileState.PRISTINE) or (moved and state is not FileState.APPLIED):
             self.stale = True
         if state is FileState.PRISTINE or (state is FileState.MISSING and moved):
             return
@@ -138,7 +138,6 @@ class _Planner:
             plain = unhooked(content, {origin} if origin else set())
             return content if plain is None else plain
         if state is FileState.MODIFIED and moved:
-            self.stale = True
             return hook.strip(content)
         # for a file as installed this is what the backup holds; it works without one
         for plain in hook.originals(content) if state is FileState.APPLIED else ():
