@@ -143,17 +143,21 @@ def decide(
     described = tuple(_describe(found, key) for key in found.differing)
     names = ", ".join(text.partition("::")[2] for text in described[:3]) + (", …" if described[3:] else "")
     raise UnsupportedError(
-        f"{claim} differs from every supported release; from {found.release} in {len(described)} symbols: {names}",
+        f"{claim} differs from every supported release; from {found.release} in {_symbols(described)}: {names}",
         code="vllm-version-unsupported",
         hint=hint,
         paths=described,
     )
 
 
+def _symbols(keys: tuple[str, ...]) -> str:
+    return "1 symbol" if len(keys) == 1 else f"{len(keys)} symbols"
+
+
 def _op_plan(item: match.OpMatch) -> OpPlan:
     reason = f"equal to vLLM {item.release}"
     if item.differing:
-        reason = f"{len(item.differing)} symbols differ from vLLM {item.release}"
+        reason = f"not as in vLLM {item.release}: {_symbols(item.differing)}"
     return OpPlan(item.op.name, item.op.group, not item.differing, item.differing, reason)
 
 
