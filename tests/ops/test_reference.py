@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -80,6 +84,33 @@ def test_combine_equals_stock_torch_function(pristine_release: Callable[[str], P
                 assert torch.equal(got[name], want), (case.id, name)
             seen += 1
     assert seen >= 4
+
+
+@pytest.mark.release
+@pytest.mark.parametrize(
+    ("version", "fewest"), [("0.30.0", 2), ("0.31.0", 15), ("0.32.0", 16), ("0.33.0", 16)]
+)
+def test_oracles_equal_stock_kernels(
+    pristine_release: Callable[[str], Path], tmp_path: Path, version: str, fewest: int
+) -> None:
+    source = pristine_release(version) / "vllm/models/deepseek_v41/common/ops/cache_utils.py"
+    child = subprocess.run(
+        [
+            sys.executable,
+            str(Path(__file__).with_name("stock_child.py")),
+            str(source),
+            str(tmp_path),
+            version,
+        ],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert child.returncode == 0, child.stderr[-3000:]
+    checks = [json.loads(line) for line in child.stdout.splitlines()]
+    assert [check for check in checks if not check[1]] == []
+    assert len(checks) >= fewest
 
 
 def function_of(path: Path, name: str) -> Callable[..., Any]:

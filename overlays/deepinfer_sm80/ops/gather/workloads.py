@@ -28,6 +28,7 @@ _SMOKE = (
     _case("one-row", tokens=1),
     _case("odd-length", tokens=147, block_size=64),
     _case("every-code-at-every-scale", tokens=147, codes="all"),
+    _case("what-stock-writes", tokens=[70, 40], codes="usual"),
     _case("page-boundary", tokens=[64, 65, 63], block_size=64),
     _case("starts-inside-a-page", tokens=[100, 70], gather_lens=[37, 5], block_size=32),
     _case("block-37", tokens=90, block_size=37),
@@ -198,16 +199,19 @@ def _write_page(page: torch.Tensor, block_size: int, records: list[torch.Tensor]
 def _make_records(
     count: int, kind: str, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """uint8 codes `[count, 448]`, scales `[count, 7]` and tails `[count, 128]`: any byte, or every (code, scale) pair."""
+    """uint8 codes `[count, 448]`, scales `[count, 7]` and tails `[count, 128]`: random, those stock writes, or every pair."""
     if kind == "all":
         quarter = torch.arange(count * 7)
         scales = (quarter // 4).clamp(max=255).view(count, 7)
         codes = (quarter[:, None] % 4 * 64 + torch.arange(64)).view(count, 448)
     else:
         codes = torch.randint(256, (count, 448), generator=generator)
-        # the scales of stock's writers, and now and then any other
-        usual = torch.randint(105, 140, (count, 7), generator=generator)
-        any_scale = torch.randint(256, (count, 7), generator=generator)
-        scales = torch.where(torch.rand((count, 7), generator=generator) < 0.1, any_scale, usual)
+        # the scales of stock's writers; unless only those are asked for, now and then any other
+        scales = torch.randint(105, 140, (count, 7), generator=generator)
+        if kind == "usual":
+            codes[codes & 0x7F == 0x7F] = 0
+        else:
+            rare = torch.rand((count, 7), generator=generator) < 0.1
+            scales = torch.where(rare, torch.randint(256, (count, 7), generator=generator), scales)
     tails = torch.randint(256, (count, 128), generator=generator)
     return codes.to(torch.uint8), scales.to(torch.uint8), tails.to(torch.uint8)
