@@ -68,7 +68,7 @@ def run(inputs, function=None):
 
 
 @pytest.fixture
-def fake_payload(tmp_path: Path) -> Path:
+def case_payload(tmp_path: Path) -> Path:
     """A payload folder, in a path with a space and a letter outside ASCII."""
     root = tmp_path / "a päyload dir" / "deepinfer_sm80"
     op = root / "ops" / "fake"
@@ -82,13 +82,13 @@ def fake_payload(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def fake_job(fake_payload: Path):
+def fake_job(case_payload: Path):
     """Makes a job that runs the named cases on the CPU."""
 
     def make(*cases: str, timeout_s: float = 60.0, digest: str | None = None) -> Job:
         request = {
-            "task": "cases", "payload": str(fake_payload), "op": "fake", "level": "interpreter", "suite": "smoke",
-            "digest": digest or payload.load(fake_payload).digest,
+            "task": "cases", "payload": str(case_payload), "op": "fake", "level": "interpreter", "suite": "smoke",
+            "digest": digest or payload.load(case_payload).digest,
         }  # fmt: skip
         env = {"TRITON_INTERPRET": "1", "FAKE_CASES": ",".join(cases)}
         return Job(Path(sys.executable), request, env, timeout_s)

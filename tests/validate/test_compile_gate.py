@@ -115,19 +115,19 @@ def variants(arch):
 """
 
 
-def _gate(fake_payload: Path, archs: list[str], max_smem: int | None = None):
-    (fake_payload / "ops" / "fake" / "triton.py").write_text(_KERNELS)
+def _gate(case_payload: Path, archs: list[str], max_smem: int | None = None):
+    (case_payload / "ops" / "fake" / "triton.py").write_text(_KERNELS)
     request = {
-        "task": "compile", "level": "compile", "payload": str(fake_payload), "op": "fake", "archs": archs,
-        "max_smem": max_smem, "digest": payload.load(fake_payload).digest,
+        "task": "compile", "level": "compile", "payload": str(case_payload), "op": "fake", "archs": archs,
+        "max_smem": max_smem, "digest": payload.load(case_payload).digest,
     }  # fmt: skip
     job = runner.Job(Path(sys.executable), request)
     return {result.case: result for result in runner.run_cases(job)}
 
 
 @pytest.mark.kernels
-def test_the_gate_passes_what_fits_and_fails_what_does_not(fake_payload: Path):
-    results = _gate(fake_payload, ["sm80", "sm86"], max_smem=16_000)
+def test_the_gate_passes_what_fits_and_fails_what_does_not(case_payload: Path):
+    results = _gate(case_payload, ["sm80", "sm86"], max_smem=16_000)
     assert results["fake[sm80:fp8]"].status is Status.COMPILE_ERROR
     assert "fp8e4nv" in results["fake[sm80:fp8]"].reason
     small = results["fake[sm80:dot-64]"]
@@ -139,8 +139,8 @@ def test_the_gate_passes_what_fits_and_fails_what_does_not(fake_payload: Path):
 
 
 @pytest.mark.kernels
-def test_an_ada_build_may_not_convert_fp8_either(fake_payload: Path):
-    result = _gate(fake_payload, ["sm89"])["fake[sm89:fp8]"]
+def test_an_ada_build_may_not_convert_fp8_either(case_payload: Path):
+    result = _gate(case_payload, ["sm89"])["fake[sm89:fp8]"]
     assert (result.status, result.reason) == (Status.FAILED, "the code holds an fp8 conversion")
 
 

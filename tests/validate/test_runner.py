@@ -73,17 +73,17 @@ def test_other_bytes_than_asked_for_are_no_result(fake_job):
     assert caught.value.code == "payload-mismatch"
 
 
-def test_a_payload_that_cannot_be_imported_is_one_runtime_error(fake_job, fake_payload: Path):
-    (fake_payload / "ops" / "fake" / "workloads.py").write_text("import no_such_module\n")
+def test_a_payload_that_cannot_be_imported_is_one_runtime_error(fake_job, case_payload: Path):
+    (case_payload / "ops" / "fake" / "workloads.py").write_text("import no_such_module\n")
     (result,) = runner.run_cases(fake_job("good"))
     assert (result.case, result.status) == ("fake[start]", Status.RUNTIME_ERROR)
     assert "no_such_module" in result.extra["stderr"]
 
 
-def test_a_check_leaves_no_file_in_the_payload(fake_job, fake_payload: Path):
-    before = sorted(fake_payload.rglob("*"))
+def test_a_check_leaves_no_file_in_the_payload(fake_job, case_payload: Path):
+    before = sorted(case_payload.rglob("*"))
     _statuses(fake_job("good"))
-    assert sorted(fake_payload.rglob("*")) == before
+    assert sorted(case_payload.rglob("*")) == before
 
 
 _INTERRUPTED = """
@@ -96,18 +96,18 @@ list(runner.run_cases(job))
 """
 
 
-def test_an_interrupt_leaves_no_worker_behind(fake_job, fake_payload: Path, tmp_path: Path):
+def test_an_interrupt_leaves_no_worker_behind(fake_job, case_payload: Path, tmp_path: Path):
     job = fake_job("hang")
     script = tmp_path / "interrupted.py"
     pid_file = tmp_path / "pid"
-    workloads = fake_payload / "ops" / "fake" / "workloads.py"
+    workloads = case_payload / "ops" / "fake" / "workloads.py"
     workloads.write_text(
         workloads.read_text().replace(
             "time.sleep(600)", f"open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
         )
     )
 
-    request = job.request | {"digest": payload.load(fake_payload).digest}
+    request = job.request | {"digest": payload.load(case_payload).digest}
     script.write_text(_INTERRUPTED.format(request=request, env=job.env))
     parent = subprocess.Popen(
         [sys.executable, str(script)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL

@@ -1,0 +1,78 @@
+"""What the microbench scripts share: run from a checkout with nothing installed but torch and triton."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SUMMARY = ROOT / "benchmarks" / "results" / "sm80_benchmark_summary.json"
+sys.path[:0] = [str(ROOT), str(ROOT / "overlays")]
+
+
+def main(ops: tuple[str, ...], description: str, argv: list[str] | None = None) -> int:
+    """Measures `ops`, prints a table, and writes or merges the result file."""
+    from deepinfer_cli.errors import DeepInferError
+    from deepinfer_cli.overlay import payload
+    from deepinfer_cli.validate import bench, results
+
+    options = _parser(description).parse_args(argv)
+    parent = _parent(options.target)
+    # the checkout's overlay is what these scripts are about, whatever is installed in the target
+    root = (options.payload or ROOT / "overlays" / "deepinfer_sm80").resolve()
+    request = bench.Request(
+        root, Path(sys.executable), ops, parent, options.torch_from,
+        tuple(options.provider) or bench.PROVIDERS, options.arch, options.timeout,
+    )  # fmt: skip
+    try:
+        print(f"payload {root} {payload.load(root).digest[:12]}", file=sys.stderr)
+        result = bench.measure(request, _print_row, lambda text: print(text, file=sys.stderr))
+        if options.output:
+            results.write(result, options.output)
+        if options.merge:
+            old = results.read(options.merge) if options.merge.exists() else None
+            results.write(results.merge(old, result), options.merge)
+    except DeepInferError as error:
+        print(f"error[{error.code}]: {error.message}\nhint: {error.hint}", file=sys.stderr)
+        return int(error.exit_code)
+    bad = [row for row in result["rows"] if row["provider"] == "overlay" and row["status"] != "PASSED"]
+    return 1 if bad else 0
+
+
+def _parser(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--arch", choices=("sm80", "sm86", "sm89"), help="measure its code on a newer card")
+    parser.add_argument("--target", type=Path, help="folder that contains vllm, for the stock baselines")
+    parser.add_argument("--torch-from", type=Path, help="a vLLM 0.30.0 tree, for the torch baseline")
+    parser.add_argument("--payload", type=Path, help="overlay to measure; default: this checkout's")
+    parser.add_argument("--provider", action="append", default=[], help="measure only these; repeatable")
+    parser.add_argument("--output", type=Path, help="result file to write")
+    parser.add_argument(
+        "--merge", type=Path, nargs="?", const=SUMMARY, help="summary to merge the result into"
+    )
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one case")
+    return parser
+
+
+def _parent(target: Path | None) -> Path | None:
+    if target is None:
+        return None
+    target = target.resolve()
+    return target.parent if target.name == "vllm" and (target / "__init__.py").is_file() else target
+
+
+def _print_row(row: dict[str, object]) -> None:
+    latency = row["latency_us"]
+    text = (
+        f"{latency['p50']:10.1f} us"
+        if isinstance(latency, dict)
+        else f"{row['status']} {row.get('reason', '')}"
+    )
+    case = " ".join(f"{name}={value}" for name, value in dict(row["case"]).items())  # type: ignore[call-overload]
+    fraction = row["ceiling_fraction"]
+    share = f" {100 * fraction:3.0f} % of copy" if isinstance(fraction, float) else ""
+    print(
+        f"{row['op']:8} {case:52} {row['provider']:16} {row['codegen']:7} {row['timing']:7}{text}{share}",
+        flush=True,
+    )
