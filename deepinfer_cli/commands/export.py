@@ -72,7 +72,9 @@ def run(opts: ExportOptions, out: Output) -> Result:
         raise _unwritable(opts.into, error) from error
     if opts.form == "tree":
         out.line(f"wrote {plural(len(written), 'file')} below {opts.into}")
-        out.line(f"apply with: cp -r {opts.into}/vllm/. {target.root}/")
+        # plain cp would write through a hard link, into uv's cache and every environment made from it
+        command = ["cp", "-r", "--remove-destination", f"{opts.into.absolute()}/vllm/.", f"{target.root}/"]
+        out.line(f"apply with: {shlex.join(command)}")
     return Result("export", data | {"into": str(opts.into.absolute()), "files": written})
 
 
@@ -108,14 +110,16 @@ def _patch(opts: ExportOptions, plan: Plan, out: Output) -> dict[str, Any]:
     content = unified_patch(plan)
     if opts.output is None:
         out.raw(content)
-        out.note(f"apply with: git apply FILE, in {plan.target.parent}")
+        out.note(f"apply with: git -C {shlex.quote(str(plan.target.parent))} apply FILE")
         return {"output": None, "patch": content.decode("utf-8", "surrogateescape")}
     try:
         opts.output.write_bytes(content)
     except OSError as error:
         raise _unwritable(opts.output, error) from error
     out.line(f"wrote {opts.output}")
-    out.line(f"apply with: git apply {opts.output.absolute()}, in {plan.target.parent}")
+    out.line(
+        f"apply with: {shlex.join(['git', '-C', str(plan.target.parent), 'apply', str(opts.output.absolute())])}"
+    )
     return {"output": str(opts.output.absolute()), "patch": None}
 
 

@@ -102,7 +102,7 @@ def _show(plan: RollbackPlan, out: Output) -> None:
             plan.changes, every_file=bool(out.verbose), hook="the four marked lines go", payload="deleted"
         )
     )
-    if plan.stale:
+    if plan.stale or plan.site.moved(plan.record):
         out.line(
             "vLLM was reinstalled or upgraded since: nothing old is written, only what is DeepInfer's goes"
         )
