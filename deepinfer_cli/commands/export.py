@@ -110,7 +110,7 @@ def _patch(opts: ExportOptions, plan: Plan, out: Output) -> dict[str, Any]:
     content = unified_patch(plan)
     if opts.output is None:
         out.raw(content)
-        out.note(f"apply with: git -C {shlex.quote(str(plan.target.parent))} apply FILE")
+        out.note(f"apply with: {_git_apply(plan, 'FILE')}")
         return {"output": None, "patch": content.decode("utf-8", "surrogateescape")}
     try:
         opts.output.write_bytes(content)
@@ -121,6 +121,16 @@ def _patch(opts: ExportOptions, plan: Plan, out: Output) -> dict[str, Any]:
         f"apply with: {shlex.join(['git', '-C', str(plan.target.parent), 'apply', str(opts.output.absolute())])}"
     )
     return {"output": str(opts.output.absolute()), "patch": None}
+
+
+def _git_apply(plan: Plan, file: str) -> str:
+    """The command that applies a patch to this target."""
+    parent = plan.target.parent
+    command = shlex.join(["git", "-C", str(parent), "apply", file])
+    if plan.target.git_dir is not None:
+        return command
+    # inside someone else's repository (a venv in a project) git would skip every file and still exit 0
+    return f"GIT_CEILING_DIRECTORIES={shlex.quote(str(parent.parent))} {command}"
 
 
 def _tree(plan: Plan, into: Path) -> list[str]:

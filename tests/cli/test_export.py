@@ -36,7 +36,9 @@ def test_a_patch_goes_to_stdout_and_gives_the_installed_tree(
     assert file.read_text() == run.out
     assert written.out.splitlines()[0] == f"wrote {file}"
     start = snapshot(fake.root)
-    git(fake.site, "apply", str(file))
+    # a venv inside a project's repository: plain `git apply` would skip every file there
+    git(tmp_path, "init", "-q")
+    subprocess.run(written.out.splitlines()[1].removeprefix("apply with: "), shell=True, check=True)
     assert snapshot(fake.root) == installed
     assert cli("status", "--target", fake.site, "--json").document["data"]["state"] == "unrecorded"
     git(fake.site, "apply", "-R", str(file))
