@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,15 +28,15 @@ sys.path[:0] = [str(ROOT), str(ROOT / "overlays")]
 
 import torch  # noqa: E402
 import triton  # noqa: E402
-from deepinfer_sm80.ops.combine import triton as combine  # noqa: E402
+from deepinfer_sm80.ops.combine import combine  # noqa: E402
+from deepinfer_sm80.ops.combine import triton as combine_kernel  # noqa: E402
 from deepinfer_sm80.ops.combine import workloads as combine_workloads  # noqa: E402
-from deepinfer_sm80.ops.gather import triton as gather  # noqa: E402
+from deepinfer_sm80.ops.gather import gather  # noqa: E402
+from deepinfer_sm80.ops.gather import triton as gather_kernel  # noqa: E402
 from deepinfer_sm80.ops.gather import workloads as gather_workloads  # noqa: E402
 
-from deepinfer_cli.validate import compare, numerics, timing  # noqa: E402
+from deepinfer_cli.validate import compare, numerics, tensors, timing  # noqa: E402
 from deepinfer_cli.validate.model import Level, Status  # noqa: E402
-
-Row = tuple[str, dict[str, float]]
 
 
 def main() -> int:
@@ -78,43 +79,34 @@ def check() -> list[str]:
 
 def gather_settings() -> Iterator[tuple[str, Callable[..., Any]]]:
     """(name, function with the op's keywords) for each launch setting of gather."""
-    yield "launched", gather_workloads.gather
+    yield "launched", gather
     for rows, load_bytes, num_warps in (
         (4, 8, 2), (4, 8, 4), (8, 8, 2), (8, 8, 4), (16, 8, 2), (16, 8, 4), (16, 8, 8), (32, 8, 4), (32, 8, 8),
         (8, 16, 2), (8, 16, 4), (16, 16, 2), (16, 16, 4), (32, 16, 8),
     ):  # fmt: skip
-        variant = gather._variant("", rows, load_bytes, 16, num_warps)
+        variant = gather_kernel._variant("", rows, load_bytes, 16, num_warps)
         for programs in (16, 64) if (rows, load_bytes, num_warps) == (16, 8, 4) else (32,):
             yield (
                 f"rows={rows} load={load_bytes} warps={num_warps} programs={programs}",
-                replaced(gather_workloads.gather, pick=lambda *_, v=variant: v, MAX_PROGRAMS_PER_SM=programs),
+                replaced(gather, pick=lambda *_, v=variant: v, MAX_PROGRAMS_PER_SM=programs),
             )
 
 
 def combine_settings() -> Iterator[tuple[str, Callable[..., Any]]]:
     """(name, function with the op's keywords) for each launch setting of combine."""
-    yield "launched", combine_workloads.combine
-    for columns, num_warps in (
-        (128, 1),
-        (256, 1),
-        (256, 2),
-        (512, 1),
-        (512, 4),
-        (1024, 1),
-        (1024, 2),
-        (1024, 4),
-        (1024, 8),
-    ):
-        variant = combine._variant("", columns, 4, num_warps)
+    yield "launched", combine
+    settings = ((128, 1), (256, 1), (256, 2), (512, 1), (512, 4), (1024, 1), (1024, 2), (1024, 4), (1024, 8))
+    for columns, num_warps in settings:
+        variant = combine_kernel._variant("", columns, 4, num_warps)
         yield (
             f"columns={columns} warps={num_warps}",
-            replaced(combine_workloads.combine, pick=lambda *_, v=variant: v),
+            replaced(combine, pick=lambda *_, v=variant: v),
         )
 
 
 def replaced(function: Callable[..., Any], **attributes: Any) -> Callable[..., Any]:
     """`function`, called while its kernel module has other attributes."""
-    module = gather if function is gather_workloads.gather else combine
+    module = gather_kernel if function is gather else combine_kernel
 
     def call(**kwargs: Any) -> Any:
         with mock.patch.multiple(module, **attributes):
@@ -134,13 +126,14 @@ def tune(
         inputs = workloads.make_inputs(case, "cuda")
         want = workloads.expected(case, inputs)
         sets = timing.input_sets(inputs, workloads.bytes_moved(case))
-        timers = {}
+        timers: dict[Any, timing.Timer] = {}
         for name, function in functions.items():
-            verdict = compare.compare_outputs(workloads.run(inputs, function), want, workloads.TOLERANCES)
+            got = workloads.run(tensors.clone_inputs(inputs), function)
+            verdict = compare.compare_outputs(got, want, workloads.TOLERANCES)
             if not verdict.ok:
                 print(f"WRONG {case.id} {name}: {verdict.reason}", flush=True)
                 continue
-            timers[name] = timing.GraphTimer(lambda chosen, f=function: workloads.run(chosen, f), sets)
+            timers[name] = timing.GraphTimer(partial(workloads.run, function=function), sets)
         for name, latency in timing.alternate(timers).items():
             fraction = workloads.bytes_moved(case) / (latency["p50"] * 1e-6) / ceiling
             rows.append(
@@ -151,9 +144,9 @@ def tune(
                     "ceiling_fraction": round(fraction, 3),
                 }
             )
-        host = timing.host_us(lambda chosen: workloads.run(chosen), sets)
+        host = timing.host_us(workloads.run, sets)
         print(f"{case.id}: host {host} us, {len(sets)} sets, {time.perf_counter() - began:.0f}s", flush=True)
-        del sets, inputs, want, timers
+        del sets, inputs, want, timers, got
         torch.cuda.empty_cache()
     print(f"copy: {ceiling / 1e9:.0f} GB/s", flush=True)
     return rows

@@ -89,7 +89,7 @@ def combine(
         launch(
             indices,
             lens,
-            _int32(rows) if rows.stride(-1) == 1 else _int32(rows.contiguous()),
+            _int32(rows if rows.stride(1) == 1 else rows.contiguous()),
             *(_int32(vector).contiguous() for vector in (query_start_loc, seq_lens, gather_lens)),
             window_size=window_size,
             compress_ratio=compress_ratio,

@@ -130,7 +130,7 @@ def bytes_moved(case: Case) -> int:
     """Bytes that must be read and written: the Top-K row in, the combined row and its length out."""
     params = _with_defaults(case.params)
     width = -(-(params["topk"] + params["window"]) // 128) * 128
-    return 4 * sum(params["query_lens"]) * (min(params["topk"], params["W"]) + width + 1)
+    return int(4 * sum(params["query_lens"]) * (min(params["topk"], params["W"]) + width + 1))
 
 
 def flops(case: Case) -> int:
