@@ -117,9 +117,7 @@ def _patch(opts: ExportOptions, plan: Plan, out: Output) -> dict[str, Any]:
     except OSError as error:
         raise _unwritable(opts.output, error) from error
     out.line(f"wrote {opts.output}")
-    out.line(
-        f"apply with: {shlex.join(['git', '-C', str(plan.target.parent), 'apply', str(opts.output.absolute())])}"
-    )
+    out.line(f"apply with: {_git_apply(plan, str(opts.output.absolute()))}")
     return {"output": str(opts.output.absolute()), "patch": None}
 
 
