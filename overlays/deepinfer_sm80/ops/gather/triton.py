@@ -67,15 +67,16 @@ def _gather_kernel(
             out_ptr + pos0.to(tl.int64) * out_stride_row + slot.to(tl.int64) * out_stride_row, STORE_BYTES
         )
 
+        # all loads first: the code that waits for one of them must not hold up the next
         mask = valid[:, None] & (group < 7)[None, :]
-        scale = ue8m0.decode(tl.load(scale_ptr[:, None] + group[None, :], mask=mask, other=0))
         words = _load_words(data_ptr[:, None, None], word[None, :, :], mask[:, :, None], LOAD_BYTES)
+        tail_value = _load_tail(data_ptr[:, None] + 448, tail[None, :], valid[:, None], LOAD_BYTES)
+        scale = ue8m0.decode(tl.load(scale_ptr[:, None] + group[None, :], mask=mask, other=0))
+
         even = tl.join(e4m3.decode_top_byte(words << 24), e4m3.decode_top_byte(words << 8))
         odd = tl.join(e4m3.decode_top_byte(words << 16), e4m3.decode_top_byte(words))
         value = tl.reshape(tl.join(even, odd), (ROWS, 8, 64)) * scale[:, :, None]
         tl.store(row_ptr[:, None, None] + code[None, :, :], value.to(tl.bfloat16), mask=mask[:, :, None])
-
-        tail_value = _load_tail(data_ptr[:, None] + 448, tail[None, :], valid[:, None], LOAD_BYTES)
         tl.store(row_ptr[:, None] + 448 + tail[None, :], tail_value, mask=valid[:, None])
 
 
