@@ -44,6 +44,11 @@ class Progress:
         if self._bar is None:
             self._out.note(text)
 
+    def say(self, text: str) -> None:
+        """What is being done now: beside the spinner on a terminal, a line elsewhere."""
+        self.advance(text, by=0)
+        self.line(text)
+
     @property
     def elapsed_s(self) -> float:
         """Seconds since it was shown."""

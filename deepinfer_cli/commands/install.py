@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +100,11 @@ def _target(opts: InstallOptions, out: Output) -> Target:
     else:
         with out.progress(None, f"vLLM {opts.wheel}") as progress:
             if opts.dry_run:
-                root = cached_tree(opts.wheel, on_progress=progress.line)
+                root = cached_tree(opts.wheel, on_progress=progress.say)
             else:
-                root = fetch_tree(opts.wheel, opts.into, on_progress=progress.line)
+                root = fetch_tree(opts.wheel, opts.into, on_progress=progress.say)
         target = find_target(target=root, python=opts.where.python)
+    target = replace(target, reason=f"the files of the vLLM {opts.wheel} wheel")
     common.announce(target, out)
     return target
 
