@@ -106,11 +106,14 @@ def test_without_a_vllm_the_stock_rows_say_so():
 def test_arguments_that_a_release_does_not_know_are_left_out():
     workloads = workloads_of("gather")
     inputs = workloads.make_inputs(workloads.cases("smoke")[0], "cpu")
-    old = lambda out, k_cache, seq_lens, gather_lens, block_table, block_size, offset, use_fnuz=False: sorted(
-        locals()
-    )  # noqa: E731
-    assert "max_gather_len" not in baselines.adapt(old, workloads, "stock")(**inputs)
-    new = lambda out, k_cache, max_gather_len=7, **_more: max_gather_len  # noqa: E731
+
+    def old(out, k_cache, seq_lens, gather_lens, block_table, block_size, offset, use_fnuz=False):
+        return use_fnuz
+
+    def new(out, k_cache, max_gather_len=7, **_more):
+        return max_gather_len
+
+    assert baselines.adapt(old, workloads, "stock")(**inputs) is False
     assert baselines.adapt(new, workloads, "stock-0.30-grid")(**inputs) is None
     assert baselines.adapt(new, workloads, "stock")(**inputs) == inputs["max_gather_len"]
 

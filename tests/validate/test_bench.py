@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from deepinfer_cli.commands import bench as command
+from deepinfer_cli.errors import ExitCode, FailedError, UnsupportedError, UsageError
+from deepinfer_cli.output import Output
+from deepinfer_cli.validate import bench, results, runner
+from deepinfer_cli.validate.model import Status
+from tests.validate.test_results import result, row
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def _request(root: Path, **more) -> bench.Request:
+    return bench.Request(root, Path(sys.executable), ("fake",), **more)
+
+
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [
+        pytest.param({"torch": "2", "triton": "3", "gpu": None}, "gpu-not-found", id="no-gpu"),
+        pytest.param(
+            {"torch": "2", "triton": "3", "gpu": {"problem": "no driver"}}, "gpu-not-found", id="broken"
+        ),
+        pytest.param({"torch": None, "triton": "3"}, "nothing-runnable", id="no-torch"),
+        pytest.param({"problem": "no such file"}, "nothing-runnable", id="no-python"),
+        pytest.param(
+            {"torch": "2", "triton": "3", "gpu": {"name": "NVIDIA H200", "capability": [9, 0]}},
+            "arch-unsupported",
+            id="newer-card",
+        ),
+    ],
+)
+def test_without_a_gpu_nothing_is_measured(case_payload: Path, monkeypatch, found, code):
+    monkeypatch.delenv("DEEPINFER_FORCE_ARCH", raising=False)
+    monkeypatch.setattr(bench.runner, "probe", lambda python: found)
+    with pytest.raises(UnsupportedError) as caught:
+        bench.measure(_request(case_payload))
+    assert caught.value.code == code and caught.value.hint
+
+
+def _feed(monkeypatch: pytest.MonkeyPatch, *workers):
+    """Lets `workers`, lists of events, run one after the other instead of real ones; gives what each was asked."""
+    gpu = {"name": "NVIDIA A100", "capability": [8, 0]}
+    asked: list[list[str] | None] = []
+    feed = iter(workers)
+
+    def events(job, cases):
+        asked.append(cases)
+        yield from next(feed)
+
+    monkeypatch.setattr(bench.runner, "probe", lambda python: {"torch": "2", "triton": "3", "gpu": gpu})
+    monkeypatch.setattr(bench.runner, "events", events)
+    return asked
+
+
+PLAN = {"event": "plan", "cases": ["a", "b", "c"]}
+ENVIRONMENT = {"event": "environment", "environment": {"gpu": "NVIDIA A100", "copy_gb_per_s": 1500.0}}
+
+
+def _case(name: str, *rows):
+    done = [{"event": "row", "row": item} for item in rows] + [{"event": "case_done", "case": name}]
+    return [{"event": "start", "case": name, "params": {"tokens": 1}}, *done]
+
+
+def test_a_crash_becomes_a_row_and_the_rest_is_measured(case_payload: Path, monkeypatch):
+    crash = runner.WorkerEnd(Status.RUNTIME_ERROR, "the worker was killed by SIGSEGV", "boom")
+    first = [ENVIRONMENT, PLAN, *_case("a", row()), *_case("b")[:1], crash]
+    second = [PLAN | {"cases": ["c"]}, *_case("c", row(p50=7.0)), runner.WorkerEnd(Status.PASSED)]
+    asked = _feed(monkeypatch, first, second)
+    found = bench.measure(_request(case_payload))
+    assert asked == [None, ["b", "c"][1:]]
+    assert [item["status"] for item in found["rows"]] == ["PASSED", "RUNTIME_ERROR", "PASSED"]
+    assert found["rows"][1]["latency_us"] is None and "SIGSEGV" in found["rows"][1]["reason"]
+    assert list(found["environment"])[:7] == ["gpu", "driver", "cuda", "torch", "triton", "tilelang", "vllm"]
+    assert found["environment"]["commit"].startswith("payload ")
+
+
+def test_a_worker_that_dies_before_its_first_case_is_an_error(case_payload: Path, monkeypatch):
+    _feed(
+        monkeypatch, [runner.WorkerEnd(Status.RUNTIME_ERROR, "the worker ended with exit code 1", "no CUDA")]
+    )
+    with pytest.raises(FailedError) as caught:
+        bench.measure(_request(case_payload))
+    assert (caught.value.code, caught.value.hint) == ("worker-crashed", "no CUDA")
+
+
+# the command
+
+
+def _run(monkeypatch, case_payload: Path, measured, **options):
+    monkeypatch.setattr(command, "find_target", lambda where, out: None)
+    monkeypatch.setattr(command, "payload_root", lambda target, out: case_payload)
+    monkeypatch.setattr(command.bench, "measure", lambda request, on_row, on_note: measured)
+    return command.run(command.BenchOptions(**options), Output())
+
+
+def test_the_table_has_latency_speed_up_and_share_of_the_ceiling(case_payload, monkeypatch, capsys, tmp_path):
+    measured = result(row(), row(provider="stock", p50=100.0, codegen="native"))
+    output = tmp_path / "new.json"
+    found = _run(monkeypatch, case_payload, measured, output=output)
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == [
+        "Op", "Case", "Provider", "Code", "Timing", "Latency (us)", "p20-p80 (us)", "vs stock", "GB/s", "Ceiling", "Status",
+    ]  # fmt: skip
+    assert lines[1] == ["gather", "tokens=49152", "overlay", "sm80", "graph", "20.0", "20.0-20.0", "5.00x", "0", "50 %", "PASSED"]  # fmt: skip
+    assert lines[2][7] == "-"
+    assert found.exit_code == ExitCode.OK and results.read(output) == measured
+
+
+def test_a_regression_is_exit_1_and_names_the_case(case_payload, monkeypatch, capsys, tmp_path):
+    baseline = tmp_path / "old.json"
+    results.write(result(row(p50=20.0)), baseline)
+    fine = _run(monkeypatch, case_payload, result(row(p50=21.9)), baseline=baseline)
+    assert (fine.exit_code, fine.data["baseline"]["compared"]) == (ExitCode.OK, 1)
+    slow = _run(monkeypatch, case_payload, result(row(p50=22.1)), baseline=baseline)
+    assert slow.exit_code == ExitCode.FAILED
+    assert slow.errors[0].code == "regression" and "tokens=49152" in slow.errors[0].message
+    strict = _run(monkeypatch, case_payload, result(row(p50=21.9)), baseline=baseline, threshold=0.05)
+    assert strict.exit_code == ExitCode.FAILED
+
+
+def test_a_red_overlay_is_exit_1_and_a_red_baseline_is_said(case_payload, monkeypatch, capsys):
+    bad = row(p50=None, status="FAILED", reason="out: 1 of 8 elements not bit-exact", ceiling_fraction=None)
+    stock = row(provider="stock", p50=None, status="COMPILE_ERROR", reason="fp8e4nv", ceiling_fraction=None)
+    found = _run(monkeypatch, case_payload, result(bad, stock))
+    assert found.exit_code == ExitCode.FAILED
+    assert [item.code for item in found.errors] == ["case-failed"]
+    assert "stock: COMPILE_ERROR fp8e4nv" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [{"ops": ("decode",)}, {"arch": "sm90"}, {"providers": ("magic",)}])
+def test_unknown_choices_are_usage_errors(case_payload, monkeypatch, options):
+    with pytest.raises(UsageError):
+        _run(monkeypatch, case_payload, result(), **options)
+
+
+# the scripts
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return importlib.import_module("generate_tables")
+
+
+def test_the_tables_are_current(scripts):
+    assert scripts.main(["--check"]) == 0
+
+
+def test_the_table_is_rewritten_between_its_markers(scripts, tmp_path: Path, capsys):
+    summary, readme = tmp_path / "summary.json", tmp_path / "README.md"
+    measured = result(
+        row(), row(provider="stock", p50=100.0, codegen="native"), row(timing="events", p50=40.0),
+        row(provider="torch", p50=1000.0, timing="events"), date="2026-11-29T00:00:00Z",
+    )  # fmt: skip
+    summary.write_text(json.dumps(measured))
+    readme.write_text(f"before\n{scripts.BEGIN}\nold\n{scripts.END}\nafter\n")
+    arguments = ["--summary", str(summary), str(readme)]
+    assert scripts.main(["--check", *arguments]) == 1
+    assert "old" in readme.read_text()
+    assert scripts.main(arguments) == 0
+    text = readme.read_text()
+    assert "| gather | tokens 49,152 | sm80 | 20.0 | 5.00x | 25.00x | 0 | 50 % |" in text
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert scripts.main(["--check", *arguments]) == 0
+
+
+def test_a_script_needs_nothing_installed_but_says_that_there_is_no_gpu(tmp_path: Path):
+    import os
+    import subprocess
+
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "CUDA_VISIBLE_DEVICES": ""
+    }
+    script = ROOT / "benchmarks" / "microbench_sm80_part3.py"
+    code = (
+        "import runpy, sys; blocked = ('typer', 'git', 'rich', 'filelock', 'platformdirs', 'packaging')\n"
+        "sys.modules.update(dict.fromkeys(blocked)); sys.argv = sys.argv[1:]\n"
+        f"sys.path.insert(0, {str(script.parent)!r}); runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(script)], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3, done.stderr
+    assert "error[" in done.stderr and "nothing can be measured" in done.stderr

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deepinfer_cli.errors import FailedError
+from deepinfer_cli.validate import results
+
+ENVIRONMENT = {
+    "gpu": "NVIDIA H200",
+    "driver": "580",
+    "cuda": "13.0",
+    "torch": "2.11",
+    "triton": "3.6",
+    "vllm": None,
+}
+
+
+def row(op="gather", tokens=49152, provider="overlay", p50=20.0, timing="graph", codegen="sm80", **more):
+    latency = None if p50 is None else {"p20": p50, "p50": p50, "p80": p50}
+    return {
+        "op": op, "case": {"tokens": tokens}, "provider": provider, "codegen": codegen, "timing": timing,
+        "latency_us": latency, "bytes": 1000, "flops": 0, "ceiling_fraction": 0.5, "status": "PASSED", **more,
+    }  # fmt: skip
+
+
+def result(*rows, **environment):
+    return {"schema_version": 1, "environment": ENVIRONMENT | environment, "rows": list(rows)}
+
+
+def test_a_ratio_is_only_made_between_rows_of_equal_timing_and_case():
+    ours = row()
+    rows = [
+        ours,
+        row(provider="stock", p50=100.0, codegen="native"),
+        row(provider="torch", p50=1000.0, timing="events"),
+        row(provider="stock-0.30-grid", p50=500.0, tokens=16384),
+    ]
+    assert results.speedup(rows, ours, "stock") == 5.0
+    assert results.speedup(rows, ours, "torch") is None
+    assert results.speedup(rows, ours, "stock-0.30-grid") is None
+    assert (
+        results.speedup([*rows, row(timing="events", p50=40.0)], row(timing="events", p50=40.0), "torch")
+        == 25.0
+    )
+
+
+def test_merging_replaces_the_ops_that_were_measured_again():
+    old = result(row(p50=30.0), row("combine", 96))
+    merged = results.merge(old, result(row(p50=20.0), vllm="0.33.0"))
+    assert [(item["op"], item["latency_us"]["p50"]) for item in merged["rows"]] == [
+        ("combine", 20.0),
+        ("gather", 20.0),
+    ]
+    assert merged["environment"]["vllm"] == "0.33.0"
+    assert results.merge(None, old) == old
+    kept = results.merge(result(row("combine"), vllm="0.33.0"), result(row()))
+    assert kept["environment"]["vllm"] == "0.33.0"
+
+
+def test_results_of_two_machines_are_not_one_result():
+    with pytest.raises(FailedError, match="gpu is NVIDIA H200 and NVIDIA A100"):
+        results.merge(result(row()), result(row(), gpu="NVIDIA A100"))
+
+
+def test_changes_compare_the_overlay_alone():
+    old = result(row(p50=20.0), row(tokens=16384, p50=5.0), row(provider="stock", p50=1.0))
+    both, gone = results.changes(old, result(row(p50=23.0), row(provider="stock", p50=9.0)))
+    assert [change.ratio for change in both] == [1.15]
+    assert [item["case"] for item in gone] == [{"tokens": 16384}]
+
+
+def test_files_are_read_back_also_from_the_json_document(tmp_path: Path):
+    path = tmp_path / "new folder" / "result.json"
+    results.write(result(row()), path)
+    assert results.read(path) == result(row())
+    path.write_text(json.dumps({"command": "bench", "data": result(row())}))
+    assert results.read(path) == result(row())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"schema_version": 2, "rows": []}', '{"schema_version": 1, "rows": 3}']
+)
+def test_what_is_no_result_file_is_refused(tmp_path: Path, text: str):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(FailedError) as caught:
+        results.read(path)
+    assert caught.value.code == "result-unreadable"

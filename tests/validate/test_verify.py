@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import json
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from deepinfer_cli.commands import verify as command
+from deepinfer_cli.commands.options import TargetOptions
+from deepinfer_cli.errors import ExitCode, UsageError
+from deepinfer_cli.output import Output
+from deepinfer_cli.validate import verify
+from deepinfer_cli.validate.model import CaseResult, FirstBad, Level, Status, VerifyReport
+
+H200 = {"name": "NVIDIA H200", "capability": [9, 0], "memory_bytes": 1}
+
+
+@pytest.fixture(autouse=True)
+def _fake_cases(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FAKE_CASES", "good,last")
+
+
+@pytest.fixture
+def bare_python(tmp_path: Path) -> Path:
+    """An interpreter that has no torch."""
+    path = tmp_path / "bare python"
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "$@"\n')
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def _request(root: Path, *levels: Level, **more) -> verify.Request:
+    return verify.Request(None, root, more.pop("python", Path(sys.executable)), levels, **more)
+
+
+def test_without_torch_every_level_says_why_and_what_to_do(case_payload: Path, bare_python: Path):
+    report = verify.verify(_request(case_payload, python=bare_python))
+    assert [item.level for item in report.not_run] == list(Level)
+    assert not report.ran
+    reasons = {item.level: item.reason for item in report.not_run}
+    assert reasons[Level.STATIC] == "no vLLM was found, so there is no install to check"
+    assert reasons[Level.COMPILE] == f"{bare_python} has no triton and no torch"
+    assert all(item.how for item in report.not_run)
+
+
+@pytest.mark.kernels
+def test_events_come_as_they_happen(case_payload: Path):
+    seen = []
+    report = verify.verify(_request(case_payload, Level.INTERPRETER), seen.append)
+    assert tuple(seen) == report.results
+    assert [(item.case, item.status) for item in report.results] == [
+        ("fake[good]", Status.PASSED),
+        ("fake[last]", Status.PASSED),
+    ]
+
+
+@pytest.mark.kernels
+def test_one_case_runs_alone(case_payload: Path):
+    report = verify.verify(_request(case_payload, Level.INTERPRETER, case="fake[last]"))
+    assert [item.case for item in report.results] == ["fake[last]"]
+    with pytest.raises(UsageError, match=r"no case fake\[none\]"):
+        verify.verify(_request(case_payload, Level.INTERPRETER, case="fake[none]"))
+
+
+def test_an_unknown_op_is_refused_before_anything_runs(case_payload: Path):
+    with pytest.raises(UsageError, match="no op decode"):
+        verify.verify(_request(case_payload, ops=("decode",)))
+
+
+def test_numerics_without_a_gpu_is_not_run(case_payload: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(verify.runner, "probe", lambda python: {"torch": "2", "triton": "3", "gpu": None})
+    (item,) = verify.verify(_request(case_payload, Level.NUMERICS)).not_run
+    assert item.reason == "torch sees no CUDA GPU here"
+
+
+@pytest.mark.parametrize(
+    ("capability", "arch", "want"),
+    [
+        pytest.param((8, 0), None, (None, ""), id="a100-as-it-is"),
+        pytest.param((8, 6), "sm80", (None, ""), id="sm8x-is-never-forced"),
+        pytest.param((9, 0), "sm80", ("sm80", ""), id="newer-card-forced"),
+    ],
+)
+def test_what_is_forced_on_a_card(capability, arch, want, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("DEEPINFER_FORCE_ARCH", raising=False)
+    assert verify.forced_arch({"name": "GPU", "capability": list(capability)}, arch) == want
+
+
+@pytest.mark.parametrize(("capability", "word"), [((9, 0), "stock"), ((8, 7), "serves"), ((7, 5), "serves")])
+def test_cards_whose_code_cannot_run_say_why(capability, word, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("DEEPINFER_FORCE_ARCH", raising=False)
+    forced, problem = verify.forced_arch({"name": "GPU", "capability": list(capability)}, None)
+    assert forced is None and word in problem
+
+
+def test_the_users_own_switch_forces_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DEEPINFER_FORCE_ARCH", "sm86")
+    assert verify.forced_arch(H200, None) == ("sm86", "")
+    assert verify.code_name(H200, "sm86") == "sm86 code on NVIDIA H200"
+
+
+def test_a_forced_card_gets_both_variables_and_an_sm8x_card_neither(
+    case_payload: Path, monkeypatch: pytest.MonkeyPatch
+):
+    jobs = []
+    monkeypatch.setattr(verify.runner, "run_cases", lambda job, cases: jobs.append(job) or [])
+    for capability in ([9, 0], [8, 0]):
+        gpu = H200 | {"capability": capability}
+        monkeypatch.setattr(
+            verify.runner, "probe", lambda python, gpu=gpu: {"torch": "2", "triton": "3", "gpu": gpu}
+        )
+        verify.verify(_request(case_payload, Level.NUMERICS, arch="sm80"))
+    assert [job.env for job in jobs] == [
+        {"DEEPINFER_FORCE_ARCH": "sm80", "TRITON_OVERRIDE_ARCH": "sm80"},
+        {},
+    ]
+
+
+# the command
+
+
+def _run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: Path, **options):
+    monkeypatch.setattr(command, "find_target", lambda where, out: None)
+    monkeypatch.setattr(command, "payload_root", lambda target, out: root)
+    return command.run(command.VerifyOptions(**options), Output())
+
+
+@pytest.mark.kernels
+def test_a_failure_is_shown_in_detail_with_the_command_that_runs_it_again(
+    case_payload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("FAKE_CASES", "good,wrong")
+    output = tmp_path / "out.json"
+    result = _run(tmp_path, monkeypatch, case_payload, levels=("interpreter",), output=output)
+    text = capsys.readouterr().out
+    assert result.exit_code == ExitCode.FAILED
+    assert "interpreter\tfake\t1\t1\t0" in text
+    assert "out: 1 of 8 elements not bit-exact" in text
+    assert "first bad: out[3] is" in text
+    assert "max abs 1.000e+00" in text and "matched ratio 0.875000" in text
+    assert "run it again: deepinfer verify --level interpreter --case 'fake[wrong]'" in text
+    assert "1 passed, 1 failed, 0 skipped" in text
+    document = json.loads(output.read_text())
+    assert (document["command"], document["exit_code"], document["status"]) == ("verify", 1, "partial")
+    assert [row["status"] for row in document["data"]["results"]] == ["PASSED", "FAILED"]
+
+
+def test_nothing_runnable_is_exit_3(case_payload, tmp_path, bare_python, monkeypatch, capsys):
+    result = _run(tmp_path, monkeypatch, case_payload, where=TargetOptions(python=bare_python))
+    assert (result.exit_code, result.errors[0].code) == (ExitCode.UNSUPPORTED, "nothing-runnable")
+    assert "not run: numerics:" in capsys.readouterr().out
+
+
+@pytest.mark.kernels
+def test_a_level_asked_for_by_name_must_run(case_payload, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    result = _run(tmp_path, monkeypatch, case_payload, levels=("interpreter", "numerics"))
+    assert result.exit_code == ExitCode.UNSUPPORTED
+    assert "level numerics could not run" in result.errors[0].message
+
+
+@pytest.mark.kernels
+def test_skipped_cases_alone_prove_nothing(case_payload, tmp_path, monkeypatch, capsys):
+    skipped = CaseResult("fake[a]", "fake", Level.NUMERICS, Status.SKIPPED, "too little memory")
+    report = VerifyReport((skipped,), (), {"root": "", "digest": ""})
+    monkeypatch.setattr(command.verify, "verify", lambda request, on_event: report)
+    assert _run(tmp_path, monkeypatch, case_payload).exit_code == ExitCode.UNSUPPORTED
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"levels": ("e2e",)}, {"suite": "huge"}, {"arch": "sm90"}],
+    ids=lambda options: next(iter(options)),
+)
+def test_unknown_choices_are_usage_errors(case_payload, tmp_path, monkeypatch, options):
+    with pytest.raises(UsageError, match="is unknown"):
+        _run(tmp_path, monkeypatch, case_payload, **options)
+
+
+def test_the_rerun_command_keeps_what_mattered():
+    opts = command.VerifyOptions(
+        TargetOptions(Path("/srv/my vllm")), suite="full", arch="sm80", max_smem=49152
+    )
+    result = CaseResult("gather[x]", "gather", Level.NUMERICS, Status.FAILED)
+    assert command.rerun(opts, result) == (
+        "deepinfer verify --level numerics --case 'gather[x]' --suite full --arch sm80 --max-smem 49152 "
+        "--target '/srv/my vllm'"
+    )
+
+
+def test_results_survive_json():
+    result = CaseResult(
+        "a[b]", "a", Level.NUMERICS, Status.FAILED, "why", 1.5, float("inf"), 0.5,
+        FirstBad("out", (1, 2), "nan", "1.0"), 0.1, {"repeats": 20},
+    )  # fmt: skip
+    assert CaseResult.from_json(json.loads(json.dumps(result.to_json()))) == result
+
+
+def test_not_run_is_part_of_the_document(case_payload, tmp_path, bare_python, monkeypatch, capsys):
+    result = _run(tmp_path, monkeypatch, case_payload, where=TargetOptions(python=bare_python))
+    assert {item["level"].value for item in result.data["not_run"]} == {level.value for level in Level}
+    assert all(item["how"] and item["reason"] for item in result.data["not_run"])
