@@ -137,7 +137,7 @@ def bench_case(
             if provider.name in failures:
                 status, reason = failures[provider.name]
                 row |= {"status": status.value, "reason": reason}
-            elif kind == "graph":
+            else:
                 row["host_us"] = timing.host_us(calls[provider.name], sets)
             rows.append(row)
     return rows
