@@ -49,6 +49,14 @@ def _combine_kernel(
     ALIGN: tl.constexpr,
 ):
     token = tl.program_id(0)
+    # what `pick` has checked lets a thread load and store ALIGN columns at once
+    row_ptr = tl.multiple_of(indices_ptr + token * indices_stride, 4 * ALIGN)
+    topk_row_ptr = tl.multiple_of(topk_ptr + token * topk_stride, 4 * ALIGN)
+    stored = width // ALIGN * ALIGN
+    loaded = tl.where(token < num_tokens, tl.minimum(topk, topk_width), 0) // ALIGN * ALIGN
+    # the Top-K row is read whole and a tile ahead: waiting for its length would cost the latency of a load
+    column = tl.arange(0, COLUMNS)
+    index = tl.load(topk_row_ptr + column, mask=column < loaded, other=-1)
 
     # the token's request is the number of requests that end at or before it
     base = tl.load(query_start_ptr)
@@ -72,19 +80,13 @@ def _combine_kernel(
     total = tl.where(belongs, topk_len + tl.maximum(pos - window_start + 1, 0), 0)
     tl.store(lens_ptr + token, total, mask=token < num_tokens)
 
-    # what `pick` has checked lets a thread load and store ALIGN columns at once
-    row_ptr = tl.multiple_of(indices_ptr + token * indices_stride, 4 * ALIGN)
-    topk_row_ptr = tl.multiple_of(topk_ptr + token * topk_stride, 4 * ALIGN)
-    stored = width // ALIGN * ALIGN
-    loaded = tl.where(token < num_tokens, tl.minimum(topk, topk_width), 0) // ALIGN * ALIGN
     window_shift = M * request + N + window_start - gather_start - topk_len
-    for first in range(0, width, COLUMNS):
-        column = first + tl.arange(0, COLUMNS)
-        # not masked by `topk_len`: this load need not wait for the ones above
-        index = tl.load(topk_row_ptr + column, mask=column < loaded, other=-1)
+    for _ in range(0, width, COLUMNS):
         chosen = tl.where((index >= 0) & (index < N), index + M * request, -1)
         windowed = tl.where(column < total, column + window_shift, -1)
         tl.store(row_ptr + column, tl.where(column < topk_len, chosen, windowed), mask=column < stored)
+        column += COLUMNS
+        index = tl.load(topk_row_ptr + column, mask=column < loaded, other=-1)
 
 
 def _variant(name: str, columns: int, align: int, num_warps: int) -> Variant:
