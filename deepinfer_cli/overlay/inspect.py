@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -259,15 +260,25 @@ def hooked_files(parent: Path, *, tail_bytes: int | None = None) -> Iterator[tup
     for folder, folders, names in os.walk(parent / "vllm"):
         folders[:] = sorted(name for name in folders if name != "__pycache__" and f"{folder}/{name}" != own)
         for name in sorted(names):
-            path = Path(folder, name)
-            if name.endswith(".py") and path.is_file() and _MARK in _end(path, tail_bytes):
-                relative = path.relative_to(parent).as_posix()
-                yield relative, None if tail_bytes else hash_of(path)
+            if name.endswith(".py") and _MARK in _end(f"{folder}/{name}", tail_bytes):
+                path = Path(folder, name)
+                yield path.relative_to(parent).as_posix(), None if tail_bytes else hash_of(path)
 
 
-def _end(path: Path, tail_bytes: int | None) -> bytes:
-    with path.open("rb") as file:
-        if tail_bytes:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - tail_bytes))
-        return file.read()
+def _end(path: str, tail_bytes: int | None) -> bytes:
+    """The end of a file, all of it without `tail_bytes`; nothing where there is no regular file.
+
+    By descriptor: this runs for each of vLLM's 3,000 files whenever `status` finds no record.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return b""
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            return b""
+        start = max(0, found.st_size - tail_bytes) if tail_bytes else 0
+        return os.pread(handle, found.st_size - start, start)
+    finally:
+        os.close(handle)
