@@ -69,7 +69,9 @@ def payload_changes(
     wanted = {f"{folder}/{name}": name for name in sorted(payload.files)}
     _check_folders(target, folder, tuple(wanted))
     present = _present(target, folder)
-    changes, foreign, edited = [], [], []
+    changes: list[FileChange] = []
+    foreign: list[str] = []
+    edited: list[str] = []
     for path in (*wanted, *sorted({*present, *recorded} - set(wanted))):
         before = _hash(target.path(path))
         content = payload.read(wanted[path]) if path in wanted else None
@@ -113,7 +115,9 @@ def hook_changes(
     origin = Origin.of(target)
     hooked = tuple(hooked)
     old = sorted({*others, *recorded} - set(hooked))
-    changes, edited, unknown = [], [], []
+    changes: list[FileChange] = []
+    edited: list[str] = []
+    unknown: list[str] = []
     for path in (*hooked, *(path for path in old if _hash(target.path(path)) and _has_block(target, path))):
         source = target.path(path).read_bytes()
         expected = {origin.sha256(path), _accepted(target, record, recorded.get(path))} - {None}
