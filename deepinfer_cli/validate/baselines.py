@@ -121,7 +121,7 @@ def _import_ops(name: str, parent: Path) -> types.ModuleType:
         sys.modules[name] = package
         try:
             return importlib.import_module(module)
-        except ImportError:
+        except Exception:
             # something there does need the whole package
             for loaded in [key for key in sys.modules if f"{key}.".startswith(f"{name}.")]:
                 del sys.modules[loaded]

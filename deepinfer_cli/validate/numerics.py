@@ -7,6 +7,7 @@ import importlib
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,13 +38,16 @@ def run(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None
         cases = {name: case for name, case in cases.items() if not case.gpu_only}
     wanted = [name for name in cases if request["cases"] is None or name in request["cases"]]
     emit({"event": "plan", "cases": wanted})
-    for name in wanted:
-        emit({"event": "start", "case": name})
-        result = run_case(workloads, cases[name], level)
-        emit({"event": "result", "result": result.to_json()})
-        if result.status is Status.RUNTIME_ERROR and not interpreted and not _context_works():
-            emit({"event": "restart"})
-            return
+    limit = request.get("max_smem")
+    gate = importlib.import_module("deepinfer_sm80.gate")
+    with gate.assume(smem_limit=limit) if limit is not None else nullcontext():
+        for name in wanted:
+            emit({"event": "start", "case": name})
+            result = run_case(workloads, cases[name], level)
+            emit({"event": "result", "result": result.to_json()})
+            if result.status is Status.RUNTIME_ERROR and not interpreted and not _context_works():
+                emit({"event": "restart"})
+                return
 
 
 def run_case(workloads: Any, case: Any, level: Level) -> CaseResult:

@@ -31,6 +31,7 @@ SM_COUNTS = {"sm80": 108, "sm86": 84, "sm89": 128}
 _ON = frozenset({"1", "true", "yes"})
 _OFF = frozenset({"", "0", "false", "no"})
 _assumed_sm_count: int | None = None
+_assumed_smem_limit: int | None = None
 
 
 class SwitchError(ValueError):
@@ -128,26 +129,32 @@ def device() -> Device | None:
     """
     forced = forced_arch()
     if forced is not None:
-        return _device(forced, True)
+        return _device(forced, True, _assumed_smem_limit)
     arch = ARCHS.get(capability() or (0, 0))
-    return _device(arch, False) if arch else None
+    return _device(arch, False, _assumed_smem_limit) if arch else None
 
 
 @contextmanager
-def assume(*, sm_count: int) -> Iterator[None]:
-    """Within the context every device says it has `sm_count` SMs, to run the splits of cards we do not have."""
-    global _assumed_sm_count
-    before, _assumed_sm_count = _assumed_sm_count, sm_count
+def assume(*, sm_count: int | None = None, smem_limit: int | None = None) -> Iterator[None]:
+    """Within the context every device has so many SMs and so much shared memory; None leaves it as it is.
+
+    It runs the splits of cards we do not have, and the kernels of `verify --max-smem`.
+    """
+    global _assumed_sm_count, _assumed_smem_limit
+    before = _assumed_sm_count, _assumed_smem_limit
+    _assumed_sm_count = before[0] if sm_count is None else sm_count
+    _assumed_smem_limit = before[1] if smem_limit is None else smem_limit
     try:
         yield
     finally:
-        _assumed_sm_count = before
+        _assumed_sm_count, _assumed_smem_limit = before
 
 
 @lru_cache
-def _device(arch: str, forced: bool) -> Device:
+def _device(arch: str, forced: bool, assumed: int | None) -> Device:
     served = next(pair for pair, name in ARCHS.items() if name == arch)
-    return Device(served, arch, SMEM_LIMITS[arch], forced)
+    limit = SMEM_LIMITS[arch]
+    return Device(served, arch, limit if assumed is None else min(limit, assumed), forced)
 
 
 def _vllm_capability() -> tuple[int, int] | None:

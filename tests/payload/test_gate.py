@@ -118,6 +118,15 @@ def test_assumed_sm_counts_nest_and_end(monkeypatch):
     assert device.sm_count == before
 
 
+def test_assumed_shared_memory_is_never_more_than_the_architecture_has(monkeypatch):
+    monkeypatch.setenv("DEEPINFER_FORCE_ARCH", "sm86")
+    with gate.assume(smem_limit=49_152), gate.assume(sm_count=72):
+        assert (gate.device().smem_limit, gate.device().sm_count) == (49_152, 72)
+    with gate.assume(smem_limit=1 << 20):
+        assert gate.device().smem_limit == 101_376
+    assert gate.device().smem_limit == 101_376
+
+
 def test_asking_without_vllm_does_not_import_it():
     code = "import sys, deepinfer_sm80.gate as gate; gate.device(); print('vllm' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
