@@ -13,6 +13,7 @@ from deepinfer_cli.detect.gpu import GpuReport, detect_gpus
 from deepinfer_cli.detect.target import Target
 from deepinfer_cli.errors import ExitCode, RefusedError, UsageError
 from deepinfer_cli.output import Output
+from deepinfer_cli.overlay.changes import Action
 from deepinfer_cli.overlay.plan import Plan
 from deepinfer_cli.overlay.record import Record
 from deepinfer_cli.render import joined, plural, size, table
@@ -175,10 +176,8 @@ def _report(
     if already:
         out.line(_already(record))
     else:
-        counts = [plural(len([one for one in plan.changes if one.owner == "hook"]), "file") + " edited"]
-        counts.append(plural(len([one for one in plan.changes if one.owner == "payload"]), "file") + " added")
         verb = "adopted" if plan.adopts else "installed"
-        out.line(f"{verb} overlay {record.overlay_version} in {target.root}: {', '.join(counts)}")
+        out.line(f"{verb} overlay {record.overlay_version} in {target.root}: {_counts(plan)}")
     for path in record.kept:
         out.warn(f"your edited file was kept as {path}")
     check = livecheck.check(target, record, gpus) if opts.verify else livecheck.not_asked()
@@ -203,6 +202,19 @@ def _report(
         where = TargetOptions(target.parent) if opts.into else opts.where
         out.line(f"next: deepinfer verify{where.arguments}")
     return Result("install", data)
+
+
+def _counts(plan: Plan) -> str:
+    """What was written, in words."""
+    words = {Action.ADD: "added", Action.REPLACE: "replaced", Action.REMOVE: "removed"}
+    counts: dict[str, int] = {}
+    for change in plan.writes:
+        word = "edited" if change.owner == "hook" else words[change.action]
+        counts[word] = counts.get(word, 0) + 1
+    return (
+        ", ".join(f"{plural(count, 'file')} {word}" for word, count in sorted(counts.items()))
+        or "nothing to write"
+    )
 
 
 def _clear_caches(opts: InstallOptions, out: Output) -> list[dict[str, Any]]:

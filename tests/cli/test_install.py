@@ -35,7 +35,7 @@ def test_install_shows_the_plan_and_says_what_it_did(cli: Cli, fake: FakeVllm) -
         f"replace\t{CACHE_UTILS}\tfour marked lines at its end",
         "for sm80 (--arch sm80)",
         "supported (vLLM 0.33.0)",
-        f"installed overlay 0.1.0 in {fake.root}: 1 file edited, 5 files added",
+        f"installed overlay 0.1.0 in {fake.root}: 5 files added, 1 file edited",
         run.out.splitlines()[-2],
         f"next: deepinfer verify --target {fake.site}",
     ]
@@ -160,7 +160,7 @@ def test_an_overlay_without_a_record_is_adopted(cli: Cli, fake: FakeVllm) -> Non
     shutil.rmtree(fake.site / ".deepinfer")
     assert cli("status", "--target", fake.site, "--json").document["data"]["state"] == "unrecorded"
     run = install_into(cli, fake)
-    assert f"adopted overlay 0.1.0 in {fake.root}" in run.out
+    assert f"adopted overlay 0.1.0 in {fake.root}: nothing to write" in run.out
     assert cli("status", "--target", fake.site, "--json").document["data"]["state"] == "installed"
     assert cli("rollback", "--target", fake.site, "--yes").code == 0
     assert fake.snapshot() == start
