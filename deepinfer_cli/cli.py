@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from deepinfer_cli.cli_export import export_app
 from deepinfer_cli.commands import options as o
-from deepinfer_cli.output import Output
-from deepinfer_cli.result import Result
 
 app = typer.Typer(
     name="deepinfer",
@@ -19,12 +17,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-)
-export_app = typer.Typer(
-    help="Write the overlay as a patch, files or mounts.",
-    epilog="Examples:\n\n\b\n  deepinfer export patch --output sm80.patch\n  deepinfer export tree --into overlay\n"
-    "  deepinfer export docker --into mounts",
-    rich_markup_mode=None,
 )
 app.add_typer(export_app, name="export")
 
@@ -46,19 +38,8 @@ def _root(
     pass
 
 
-def _examples(*lines: str) -> str:
-    return "Examples:\n\n\b\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def _run(command: Callable[[Output], Result], json: bool, quiet: bool, verbose: int, no_color: bool) -> int:
-    out = Output(json=json, quiet=quiet, verbose=verbose, color=not no_color)
-    result = command(out)
-    out.emit(result)
-    return int(result.exit_code)
-
-
 @app.command(
-    epilog=_examples(
+    epilog=o.examples(
         "deepinfer install --dry-run",
         "deepinfer install --python /opt/venv/bin/python --yes",
         "deepinfer install --wheel 0.33.0 --into DIR --arch sm80 --yes",
@@ -100,10 +81,10 @@ def install(
         clear_caches=clear_caches,
         verify=not no_verify,
     )
-    return _run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+    return o.run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
 
 
-@app.command(epilog=_examples("deepinfer rollback --dry-run", "deepinfer rollback --yes"))
+@app.command(epilog=o.examples("deepinfer rollback --dry-run", "deepinfer rollback --yes"))
 def rollback(
     target: o.Target = None,
     python: o.Python = None,
@@ -124,10 +105,10 @@ def rollback(
     from deepinfer_cli.commands import rollback as command
 
     options = command.RollbackOptions(o.TargetOptions(target, python), dry_run=dry_run, yes=yes, force=force)
-    return _run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+    return o.run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
 
 
-@app.command(epilog=_examples("deepinfer status", "deepinfer status --target DIR --json"))
+@app.command(epilog=o.examples("deepinfer status", "deepinfer status --target DIR --json"))
 def status(
     target: o.Target = None,
     python: o.Python = None,
@@ -144,11 +125,11 @@ def status(
     from deepinfer_cli.commands import status as command
 
     options = command.StatusOptions(o.TargetOptions(target, python))
-    return _run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+    return o.run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
 
 
 @app.command(
-    epilog=_examples(
+    epilog=o.examples(
         "deepinfer verify",
         "deepinfer verify gather --level compile --arch sm86",
         "deepinfer verify --suite full",
@@ -189,11 +170,11 @@ def verify(
         output=output,
         **({} if timeout is None else {"timeout_s": timeout}),
     )
-    return _run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+    return o.run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
 
 
 @app.command(
-    epilog=_examples("deepinfer bench", "deepinfer bench gather --output rows.json --baseline old.json")
+    epilog=o.examples("deepinfer bench", "deepinfer bench gather --output rows.json --baseline old.json")
 )
 def bench(
     ops: o.OpsArgument = None,
@@ -230,10 +211,10 @@ def bench(
         threshold=threshold,
         **({} if timeout is None else {"timeout_s": timeout}),
     )
-    return _run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+    return o.run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
 
 
-@app.command(epilog=_examples("deepinfer doctor", "deepinfer doctor --json > report.json"))
+@app.command(epilog=o.examples("deepinfer doctor", "deepinfer doctor --json > report.json"))
 def doctor(
     target: o.Target = None,
     python: o.Python = None,
@@ -250,86 +231,4 @@ def doctor(
     from deepinfer_cli.commands import doctor as command
 
     options = command.DoctorOptions(o.TargetOptions(target, python))
-    return _run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
-
-
-@export_app.command("patch", epilog=_examples("deepinfer export patch --output sm80.patch"))
-def export_patch(
-    target: o.Target = None,
-    python: o.Python = None,
-    output: o.PatchFile = None,
-    partial: o.Partial = False,
-    force: o.Overwrite = False,
-    json: o.Json = False,
-    quiet: o.Quiet = False,
-    verbose: o.Verbose = 0,
-    no_color: o.NoColor = False,
-    debug: o.Debug = False,
-) -> int:
-    """Write a patch for `git apply`, to stdout or a file."""
-    where = o.TargetOptions(target, python)
-    return _export(
-        json, quiet, verbose, no_color, form="patch", where=where, output=output, partial=partial, force=force
-    )
-
-
-@export_app.command("tree", epilog=_examples("deepinfer export tree --into overlay"))
-def export_tree(
-    into: o.IntoFolder,
-    target: o.Target = None,
-    python: o.Python = None,
-    partial: o.Partial = False,
-    force: o.Overwrite = False,
-    json: o.Json = False,
-    quiet: o.Quiet = False,
-    verbose: o.Verbose = 0,
-    no_color: o.NoColor = False,
-    debug: o.Debug = False,
-) -> int:
-    """Write the edited and added files to a folder, for `cp -r`."""
-    where = o.TargetOptions(target, python)
-    return _export(
-        json, quiet, verbose, no_color, form="tree", where=where, into=into, partial=partial, force=force
-    )
-
-
-@export_app.command("docker", epilog=_examples("deepinfer export docker --target DIR --into mounts"))
-def export_docker(
-    into: o.IntoFolder,
-    target: o.Target = None,
-    python: o.Python = None,
-    container_root: o.ContainerRoot = o.CONTAINER_ROOT,
-    service: o.Service = "vllm",
-    partial: o.Partial = False,
-    force: o.Overwrite = False,
-    json: o.Json = False,
-    quiet: o.Quiet = False,
-    verbose: o.Verbose = 0,
-    no_color: o.NoColor = False,
-    debug: o.Debug = False,
-) -> int:
-    """Write per-file read-only mounts: a compose file and `docker run` options.
-
-    Never a mount of the whole vLLM folder: that would hide its shared libraries.
-    """
-    where = o.TargetOptions(target, python)
-    return _export(
-        json,
-        quiet,
-        verbose,
-        no_color,
-        form="docker",
-        where=where,
-        into=into,
-        partial=partial,
-        force=force,
-        container_root=container_root,
-        service=service,
-    )
-
-
-def _export(json: bool, quiet: bool, verbose: int, no_color: bool, **values: Any) -> int:
-    from deepinfer_cli.commands import export as command
-
-    options = command.ExportOptions(**values)
-    return _run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+    return o.run(lambda out: command.run(options, out), json, quiet, verbose, no_color)

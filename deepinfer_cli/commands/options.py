@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from deepinfer_cli.output import Output
+from deepinfer_cli.result import Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,3 +184,16 @@ def names(positional: list[str] | None, listed: str) -> tuple[str, ...]:
     return tuple(
         dict.fromkeys([*(positional or ()), *(name.strip() for name in listed.split(",") if name.strip())])
     )
+
+
+def examples(*lines: str) -> str:
+    """The examples at the end of a command's help, line by line."""
+    return "Examples:\n\n\b\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def run(command: Callable[[Output], Result], json: bool, quiet: bool, verbose: int, no_color: bool) -> int:
+    """Runs a command with its own output, prints its result and gives the exit code."""
+    out = Output(json=json, quiet=quiet, verbose=verbose, color=not no_color)
+    result = command(out)
+    out.emit(result)
+    return int(result.exit_code)
