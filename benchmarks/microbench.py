@@ -28,6 +28,8 @@ def main(ops: tuple[str, ...], description: str, argv: list[str] | None = None) 
     try:
         print(f"payload {root} {payload.load(root).digest[:12]}", file=sys.stderr)
         result = bench.measure(request, _print_row, lambda text: print(text, file=sys.stderr))
+        if options.commit:
+            result["environment"]["commit"] += f", git {options.commit}"
         if options.output:
             results.write(result, options.output)
         if options.merge:
@@ -51,6 +53,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--merge", type=Path, nargs="?", const=SUMMARY, help="summary to merge the result into"
     )
+    parser.add_argument("--commit", help="git commit of this checkout, where its .git folder is not at hand")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one case")
     return parser
 
