@@ -6,9 +6,9 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 
+from deepinfer_cli import __version__
 from deepinfer_cli.detect.vllm import Origin
 from deepinfer_cli.errors import FailedError
 from deepinfer_cli.overlay import hook
@@ -227,7 +227,7 @@ class _Install:
         target, plan, old = self.plan.target, self.plan, self.old
         kept = tuple(str(self.parent / copy) for copy in copies.values())
         return Record(
-            deepinfer_version=version("deepinfer"),
+            deepinfer_version=__version__,
             overlay_version=plan.overlay_version,
             payload_digest=plan.payload_digest,
             transaction_id=self.ids.transaction_id,
