@@ -179,6 +179,7 @@ def test_error_paths_are_one_per_line(cli: Cli, monkeypatch: pytest.MonkeyPatch)
     assert cli("install").err == "error[broke]: it broke\n  a b\n  [c]\nhint: mend it\n"
 
 
+@pytest.mark.release
 def test_a_closed_pipe_is_quiet_and_does_not_stop_the_command(real_release: Callable[..., Path]) -> None:
     site = real_release("0.33.0")
     command = f"{sys.executable} -m deepinfer_cli install --target '{site}' --arch sm80 --yes | head -n 1"
@@ -191,20 +192,33 @@ def test_a_closed_pipe_is_quiet_and_does_not_stop_the_command(real_release: Call
     assert deepinfer("status", "--target", site).returncode == 0
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["status"], ["install", "--help"]], ids=" ".join
-)
-def test_fast_commands_import_nothing_heavy(arguments: list[str], fake_vllm: Callable[..., FakeVllm]) -> None:
-    if arguments == ["status"]:
-        arguments = ["status", "--target", str(fake_vllm().site)]
+def heavy_imports(*arguments: object) -> str:
+    """What a command imports that it must not, and its exit code."""
     code = (
         "import sys; from deepinfer_cli.app import main; code = main(sys.argv[1:]); "
         f"print(sorted({HEAVY!r} & set(sys.modules)), code, file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
-    )
-    assert done.stderr.splitlines()[-1] == "[] 0"
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", ["--help", "--version", "install --help", "verify --help"])
+def test_help_and_version_import_nothing_heavy(command: str) -> None:
+    assert heavy_imports(*command.split()) == "[] 0"
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("installed", [False, True])
+def test_status_imports_nothing_heavy(real_release: Callable[..., Path], installed: bool) -> None:
+    site = real_release("0.33.0")
+    if installed:
+        assert deepinfer("install", "--target", site, "--arch", "sm80", "--yes").returncode == 0
+    assert heavy_imports("status", "--target", site) == "[] 0"
+
+
+def test_status_of_a_checkout_imports_no_git(fake_vllm: Callable[..., FakeVllm]) -> None:
+    assert heavy_imports("status", "--target", fake_vllm(checkout=True).site) == "[] 0"
 
 
 def test_names_the_terminal_cannot_show_do_not_end_the_command(
