@@ -155,7 +155,7 @@ class _Undo:
         self.report.restored.append(item.path)
 
     def _put_back(self, item: Operation, current: bytes | None) -> None:
-        """The earlier content, from the backup itself: renaming it needs no space."""
+        """The earlier content, from the backup; it is kept until all files are back."""
         path, backup = self.parent / item.path, self.state_dir / (item.backup or "")
         content = read(backup)
         make_dirs(path.parent)
@@ -166,11 +166,10 @@ class _Undo:
             self._write(item, plain, Owner.of(path))
             return
         try:
-            backup.replace(path)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
             self._write(item, content, Owner.of(backup))
+        except OSError:
+            # renaming the backup itself needs no space
+            backup.replace(path)
 
     def _write(self, item: Operation, content: bytes, owner: Owner) -> None:
         path, temp = self.parent / item.path, self.journal.temp(self.parent, item.path, "undo")

@@ -143,7 +143,7 @@ def test_damaged_backup_is_named_and_the_rest_restored(
 ) -> None:
     bench.install(fake_payload("0.0.9"))
     before = snapshot(bench.vllm.root)
-    crash("replace vllm/models", lambda: bench.install(fake_payload("0.1.0")))
+    crash("replace vllm/models", lambda: bench.install(fake_payload("0.1.0", extra={"new.py": ""})))
     (backup,) = bench.state_dir.glob("backups/*/before/vllm/deepinfer_sm80/__init__.py")
     good = backup.read_bytes()
     backup.write_bytes(b"rotten")
