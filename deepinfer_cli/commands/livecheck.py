@@ -83,6 +83,9 @@ def read(answer: dict[str, Any]) -> Check:
     error = answer["error"]
     if error and error["stage"] == "import":
         return _unchecked(f"this vLLM cannot be imported here ({error['kind']}: {error['message']})", answer)
+    if answer["report"] and not answer["report"].get("enabled", True):
+        # with mixed cards the child may see another one first
+        return _unchecked("that process sees no SM8x device first, or DEEPINFER_DISABLE is set", answer)
     problems = list(answer["problems"]) + ([error["message"]] if error else [])
     if problems:
         return Check(

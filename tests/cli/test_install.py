@@ -329,6 +329,9 @@ def test_the_child_process_check_says_what_it_found() -> None:
     refused = answer | {"error": {"kind": "BindError", "message": "unknown signature", "stage": "bind"}}
     assert livecheck.read(refused).failed
     assert "unknown signature" in livecheck.read(refused).sentence
+    off = answer | {"report": {"bound": [], "enabled": False}, "problems": ["the overlay is off here"]}
+    assert not livecheck.read(off).failed
+    assert "DEEPINFER_DISABLE" in livecheck.read(off).sentence
     broken = answer | {"error": {"kind": "ImportError", "message": "no torch", "stage": "import"}}
     assert not livecheck.read(broken).failed
     assert "this vLLM cannot be imported here (ImportError: no torch)" in livecheck.read(broken).sentence
