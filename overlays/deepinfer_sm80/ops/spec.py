@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
