@@ -91,8 +91,9 @@ class _Planner:
 
     def plan(self) -> RollbackPlan:
         known = {entry.path for entry in self.record.files} if self.record else set()
-        for entry in self.record.files if self.record else ():
-            self._recorded(entry)
+        if self.record is not None:
+            for entry in self.record.files:
+                self._recorded(entry, self.record)
         strays = [path for path, _ in hooked_files(self.site.parent) if path not in known]
         self._strays(strays)
         extra = extra_files(self.site, known)
@@ -113,9 +114,8 @@ class _Planner:
             notes=tuple(self.notes),
         )
 
-    def _recorded(self, entry: FileEntry) -> None:
-        assert self.record is not None
-        state, _ = file_state(entry, self.site, self.record)
+    def _recorded(self, entry: FileEntry, record: Record) -> None:
+        state, _ = file_state(entry, self.site, record)
         content = read(self.site.parent / entry.path)
         if state is FileState.MODIFIED:
             self.modified.append(entry.path)
@@ -123,7 +123,7 @@ class _Planner:
             if content is not None:
                 self.payload.append(_change(entry.path, "payload", content, None))
             return
-        moved = self.site.moved(self.record)
+        moved = self.site.moved(record)
         if state in (FileState.STALE, FileState.PRISTINE) or (moved and state is not FileState.APPLIED):
             self.stale = True
         if state is FileState.PRISTINE or (state is FileState.MISSING and moved):

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from deepinfer_cli.detect.vllm import find_leftover, find_target
+from deepinfer_cli.detect.vllm import find_leftover
 from deepinfer_cli.errors import FailedError, RefusedError
-from deepinfer_cli.overlay import hook, rollback_plan
+from deepinfer_cli.overlay import hook, manifest, patchfile, payload, rollback_plan
 from deepinfer_cli.overlay.manifest import Manifest
 from deepinfer_cli.overlay.payload import Payload
 from deepinfer_cli.overlay.recovery import recover
 from deepinfer_cli.overlay.rollback import apply_rollback, plan_rollback
-from tests.conftest import FakeVllm, git, snapshot, sources
+from tests.conftest import RELEASES, FakeVllm, git, snapshot, sources
 from tests.overlay.conftest import Bench
 
 MINE = b"# mine\n"
@@ -390,21 +390,52 @@ def test_real_pip_between_install_and_rollback(
     assert find_leftover(target=site) is None
 
 
-@pytest.mark.release
-@pytest.mark.parametrize("version", ["0.30.0", "0.31.0", "0.32.0", "0.33.0"])
-def test_real_release_round_trip(
-    version: str, real_release: Callable[..., Path], bench: Bench, tmp_path: Path
-) -> None:
-    from deepinfer_cli.overlay import manifest, payload
-
-    parent = real_release(version)
-    before = snapshot(parent)
+def _real(bench: Bench, parent: Path, version: str) -> None:
+    """Let the bench work on a real release with the real payload."""
     bench.vllm = FakeVllm(parent, version, "deepseek_v41")
     bench.manifest, bench.payload = manifest.load(), payload.bundled()
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("version", RELEASES)
+def test_real_release_round_trip(version: str, real_release: Callable[..., Path], bench: Bench) -> None:
+    parent = real_release(version, slim=False)
+    before = snapshot(parent)
+    _real(bench, parent, version)
     record = bench.install()
     assert record.match == "supported" and record.release == version
     assert bench.inspect().state == "installed"
     assert bench.install() == record
     bench.rollback()
     assert snapshot(parent) == before
-    assert find_target(target=parent).version == version
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("end", ["rollback", "adopt"])
+@pytest.mark.parametrize("way", ["git apply", "cp -r"])
+@pytest.mark.parametrize("version", ["0.30.0", "0.33.0"])
+def test_overlay_brought_by_hand(
+    version: str, way: str, end: str, real_release: Callable[..., Path], bench: Bench, tmp_path: Path
+) -> None:
+    parent = real_release(version)
+    before = snapshot(parent)
+    _real(bench, parent, version)
+    plan = bench.plan()
+    if way == "git apply":
+        patch = tmp_path / "overlay.patch"
+        patch.write_bytes(patchfile.unified_patch(plan))
+        git(parent, "apply", str(patch))
+    else:
+        patchfile.write_tree(plan, tmp_path / "tree")
+        # the fixture's files are hard links to a cache: cp must not write through them
+        subprocess.run(["cp", "-r", "--remove-destination", f"{tmp_path}/tree/.", parent], check=True)
+    assert bench.inspect().state == "unrecorded"
+    assert {change.action.value for change in bench.plan().changes} == {"keep"}
+    if end == "adopt":
+        assert bench.install().adopted
+        assert bench.inspect().state == "installed"
+        assert not bench.rollback().unrecorded
+    else:
+        assert bench.rollback().unrecorded
+    assert snapshot(parent) == before
+    assert bench.inspect().state == "not-installed"
