@@ -144,8 +144,8 @@ def launch(
     variant = pick(out, k_cache)
     num_reqs, capacity = seq_lens.shape[0], out.shape[1] - offset
     longest = capacity if max_gather_len is None else min(max_gather_len, capacity)
-    # a gather that starts inside a page touches one page more
-    tiles = (triton.cdiv(longest, block_size) + 1) * triton.cdiv(block_size, variant.constexprs["ROWS"])
+    # a gather that starts inside a page touches one page more; plain arithmetic, since `triton.cdiv` is slow on the host
+    tiles = (-(-longest // block_size) + 1) * -(-block_size // variant.constexprs["ROWS"])
     workers = max(1, min(tiles, MAX_PROGRAMS_PER_SM * _sm_count() // num_reqs))
     _gather_kernel[(num_reqs * workers,)](
         out,
