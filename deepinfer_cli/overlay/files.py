@@ -136,6 +136,8 @@ def _escape(name: str) -> str:
 
 def remove_empty_package(folder: Path) -> None:
     """Remove bytecode caches below `folder`, then every folder that holds nothing; other files stay."""
+    if folder.is_symlink():
+        return
     for current, _, names in os.walk(folder, topdown=False):
         here = Path(current)
         if here.name == "__pycache__":

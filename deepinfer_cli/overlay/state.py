@@ -23,6 +23,8 @@ _POLL_S = 0.05
 # room for journal, record and the rounding of small files to blocks
 _SLACK_BYTES = 64 * 1024
 _BLOCK_BYTES = 4096
+# filesystems without files that have no name, and kernels that do not know them
+_NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL}
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
@@ -165,14 +167,30 @@ def _refuse_links(parent: Path, paths: Iterable[str]) -> None:
 
 
 def _probe(folder: Path) -> None:
-    path = folder / f".deepinfer-probe-{os.getpid()}"
+    """Write a file without a name, which a killed process cannot leave behind; with a name where that is impossible."""
     try:
         try:
-            write_new(path, b"deepinfer\n")
+            handle = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o600)
+        except OSError as error:
+            if error.errno not in _NO_TMPFILE:
+                raise
+            _probe_by_name(folder / ".deepinfer-probe")
+            return
+        try:
+            os.write(handle, b"deepinfer\n")
         finally:
-            path.unlink(missing_ok=True)
+            os.close(handle)
     except OSError as error:
         raise write_error(error, folder) from error
+
+
+def _probe_by_name(path: Path) -> None:
+    # one that a killed process left
+    path.unlink(missing_ok=True)
+    try:
+        write_new(path, b"deepinfer\n")
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _check_space(wanted: dict[Path, int]) -> None:

@@ -200,6 +200,34 @@ def test_sigkill_at_every_step_of_the_recovery(
     assert number > 10
 
 
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_sigkill_at_any_moment(two_hooks: Bench, fake_payload: Payloads, tmp_path: Path, name: str) -> None:
+    """Not between steps: whenever it happens to hit."""
+    bench = two_hooks
+    run = _prepare(name, bench, fake_payload)
+    reset = Reset(bench, tmp_path / "copy")
+    before = _tree(bench)
+    run()
+    after = _without_copies(_tree(bench))
+    for number in range(20):
+        reset()
+        child = os.fork()
+        if child == 0:
+            try:
+                run()
+            finally:
+                os._exit(0)
+        time.sleep(0.004 + 0.003 * number)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        bench.recover()
+        assert _tree(bench) == before or _without_copies(_tree(bench)) == after, number
+        assert not (bench.state_dir / "journal.json").exists()
+        run()
+        assert _without_copies(_tree(bench)) == after
+        assert not bench.litter()
+
+
 def test_edit_after_the_crash_is_kept(two_hooks: Bench) -> None:
     bench = two_hooks
     assert in_child(bench.install, kill_at=_number_of(bench, "verify")) == -signal.SIGKILL

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import subprocess
@@ -116,10 +117,30 @@ def test_lock_on_a_deleted_file_is_not_current(tmp_path: Path) -> None:
         os.close(handle)
 
 
+def refuse_unnamed(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Opening a file without a name fails."""
+    real = os.open
+
+    def refuse(path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(number, os.strerror(number), path)
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+
 def test_preflight_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "vllm").mkdir()
     state.preflight(tmp_path, tmp_path / ".deepinfer", {"vllm/a.py": 10, "vllm/new/deep/b.py": 10}, [10])
     assert [path.name for path in tmp_path.iterdir()] == ["vllm"]
+    assert list((tmp_path / "vllm").iterdir()) == []
+
+
+def test_probe_by_name_leaves_nothing_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_unnamed(monkeypatch, errno.EOPNOTSUPP)
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / ".deepinfer-probe").write_text("old")
+    state.preflight(tmp_path, tmp_path / ".deepinfer", {"vllm/a.py": 10}, [])
     assert list((tmp_path / "vllm").iterdir()) == []
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -15,6 +16,7 @@ from deepinfer_cli.overlay.record import read_record
 from deepinfer_cli.overlay.transaction import apply_install
 from tests.conftest import FakeVllm, snapshot
 from tests.overlay.conftest import Bench, Steps
+from tests.overlay.test_state import refuse_unnamed
 
 Payloads = Callable[..., Payload]
 
@@ -387,10 +389,7 @@ def test_no_space_is_told_before_the_first_write(
 
 
 def test_unwritable_folder_is_unsupported(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, content: bytes, owner: object = None) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(state, "write_new", refuse)
+    refuse_unnamed(monkeypatch, errno.EACCES)
     with pytest.raises(UnsupportedError) as caught:
         bench.install()
     assert caught.value.code == "read-only"
