@@ -59,7 +59,7 @@ def run(opts: InstallOptions, out: Output) -> Result:
     from deepinfer_cli.overlay.signals import interruptible
     from deepinfer_cli.overlay.state import lock
 
-    with lock(target.state_dir), interruptible():
+    with interruptible(), lock(target.state_dir):
         recovered = common.recover(target.parent, target.state_dir, out)
         before, plan = _plan(target, opts)
         already = before is not None and not plan.writes

@@ -43,7 +43,7 @@ def run(opts: RollbackOptions, out: Output) -> Result:
     from deepinfer_cli.overlay.signals import interruptible
     from deepinfer_cli.overlay.state import lock
 
-    with lock(state_dir), interruptible():
+    with interruptible(), lock(state_dir):
         recovered = common.recover(parent, state_dir, out)
         plan = plan_rollback(where)
         if not plan.nothing:
