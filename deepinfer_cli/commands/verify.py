@@ -68,15 +68,26 @@ def run(opts: VerifyOptions, out: Output) -> Result:
         opts.case, opts.arch, opts.max_smem, opts.timeout_s,
     )  # fmt: skip
     with out.progress(None, "verify") as progress:
+        group: list[CaseResult] = []
+
+        def end_group() -> None:
+            for row in summary_rows(group):
+                progress.line(
+                    f"verify: {row[0]} {row[1]}: {row[2]} passed, {row[3]} failed, {row[4]} skipped"
+                )
+            group.clear()
 
         def show(event: CaseResult | NotRun) -> None:
-            if isinstance(event, CaseResult):
-                progress.advance(f"{event.level.value} {event.case}")
-                out.detail(f"{event.status.value} {event.level.value} {event.case}")
+            if isinstance(event, NotRun):
+                return
+            if group and (group[-1].level, group[-1].op) != (event.level, event.op):
+                end_group()
+            group.append(event)
+            progress.advance(f"{event.level.value} {event.case}")
+            out.detail(f"{event.status.value} {event.level.value} {event.case}")
 
         report = verify.verify(request, show)
-        for row in summary_rows(report):
-            progress.line(f"verify: {' '.join(row)}")
+        end_group()
     return _finish(opts, out, request, report)
 
 
@@ -138,7 +149,7 @@ def interpreter(where: TargetOptions, target: Target | None, out: Output) -> Pat
 
 def _finish(opts: VerifyOptions, out: Output, request: verify.Request, report: VerifyReport) -> Result:
     headers = ("Level", "Op", ("Passed", RIGHT), ("Failed", RIGHT), ("Skipped", RIGHT))
-    out.table(table(headers, summary_rows(report)))
+    out.table(table(headers, summary_rows(report.results)))
     for content in _tables(report):
         out.table(content)
     for item in report.not_run:
@@ -179,12 +190,13 @@ def _verdict(opts: VerifyOptions, report: VerifyReport) -> tuple[ExitCode, tuple
     return ExitCode.OK, ()
 
 
-def summary_rows(report: VerifyReport) -> list[tuple[str, ...]]:
+def summary_rows(results: Iterable[CaseResult]) -> list[tuple[str, ...]]:
     """Level, op, and how many passed, failed and were skipped."""
-    keys = dict.fromkeys((result.level, result.op) for result in report.results)
+    results = tuple(results)
+    keys = dict.fromkeys((result.level, result.op) for result in results)
     rows = []
     for level, op in keys:
-        mine = [result.status for result in report.results if (result.level, result.op) == (level, op)]
+        mine = [result.status for result in results if (result.level, result.op) == (level, op)]
         bad = sum(status.bad for status in mine)
         counts = (mine.count(Status.PASSED), bad, mine.count(Status.SKIPPED))
         rows.append((level.value, op, *map(str, counts)))
