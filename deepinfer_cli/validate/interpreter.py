@@ -11,7 +11,7 @@ from typing import Any
 def install() -> None:
     """Replaces the interpreter's dot (operands widened to fp32) and its bf16 cast (round to nearest even).
 
-    Idempotent. `TRITON_INTERPRET=1` must have been set before any kernel was decorated.
+    Also lets loops run to a loaded bound under every numpy. Idempotent. `TRITON_INTERPRET=1` must have been set before any kernel was decorated.
     """
     import triton.language as tl
     from triton.runtime import interpreter
@@ -50,6 +50,13 @@ def install() -> None:
             return interpreter._convert_float(value.data, scalar, tl.float32, None).view("float32")
         return value.data
 
+    def patch_lang_tensor(tensor: Any, scope: Any) -> None:
+        stock_patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
+    stock_patch = interpreter._patch_lang_tensor
+    # Triton before 3.8 converts one-element arrays, which numpy 2.5 refuses
+    interpreter._patch_lang_tensor = patch_lang_tensor
     builder.cast_impl = cast_impl
     builder.create_fp_to_fp = create_fp_to_fp
     builder.create_dot = create_dot
