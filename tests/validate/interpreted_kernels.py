@@ -7,6 +7,7 @@ import sys
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import interpreter as triton_interpreter
 
 from deepinfer_cli.validate import interpreter
 
@@ -55,13 +56,43 @@ def dot_is_torch_dot(dtype: torch.dtype) -> bool:
     return torch.allclose(out, a.float() @ b.float(), atol=1e-4, rtol=1e-5)
 
 
+@triton.jit
+def _loop_kernel(bound_ptr, out_ptr):
+    total = 0
+    for step in range(0, tl.load(bound_ptr)):
+        total += step
+    tl.store(out_ptr, total)
+
+
+def loops_to_a_loaded_bound() -> bool:
+    out = torch.zeros(1, dtype=torch.int32)
+    try:
+        _loop_kernel[(1,)](torch.tensor([5], dtype=torch.int32), out)
+    except triton.runtime.errors.InterpreterError:
+        return False
+    return out.item() == 10
+
+
+def convert_like_triton_3_6_under_numpy_2_5() -> None:
+    stock = triton_interpreter._patch_lang_tensor
+
+    def patch(tensor, scope):
+        stock(tensor, scope)
+        # an array of one element has no __index__ unless it has no dimension
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.__index__())
+
+    triton_interpreter._patch_lang_tensor = patch
+
+
 def main() -> int:
     torch.manual_seed(0)
+    convert_like_triton_3_6_under_numpy_2_5()
     if "--stock" not in sys.argv:
         interpreter.install()
         interpreter.install()
     checks = {
         "cast": cast_is_torch_cast(),
+        "loop": loops_to_a_loaded_bound(),
         **{
             f"dot {dtype}": dot_is_torch_dot(dtype)
             for dtype in (torch.bfloat16, torch.float16, torch.float32)

@@ -27,4 +27,4 @@ def test_the_stock_interpreter_does_not():
     """Otherwise the repair proves nothing and can go."""
     done = _run("--stock")
     assert done.returncode == 1
-    assert "dot torch.bfloat16" in done.stdout and "cast" in done.stdout
+    assert "dot torch.bfloat16" in done.stdout and "cast" in done.stdout and "loop" in done.stdout
