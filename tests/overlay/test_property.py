@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -189,7 +188,6 @@ def test_nothing_is_lost(
     monkeypatch: pytest.MonkeyPatch,
     seed: int,
 ) -> None:
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
     restore = engine._restore
     monkeypatch.setattr(
         engine, "_restore", lambda work, error: None if isinstance(error, Killed) else restore(work, error)

@@ -62,6 +62,27 @@ def test_steps_are_reported_with_their_number(bench: Bench) -> None:
     assert [number for _, number, _ in seen] == list(range(seen[0][2]))
 
 
+def test_journal_and_backups_are_on_disk_before_the_first_file(
+    bench: Bench, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: synced.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
+    )
+    seen: dict[str, list[str]] = {}
+    steps.on("backup", lambda name: seen.setdefault("backup", list(synced)))
+    bench.install()
+    assert seen["backup"][-2:] == [str(bench.state_dir / "journal.json.tmp"), str(bench.state_dir)]
+    backup = next((bench.state_dir / "backups").rglob("cache_utils.py"))
+    files = [path for path in synced if path.startswith(str(bench.vllm.root)) and "deepinfer-tmp" in path]
+    assert len(files) == len(bench.payload.files) + 1
+    folder = synced.index(str(bench.vllm.root / "deepinfer_sm80"))
+    for before in (str(backup), str(backup.parent), *files):
+        assert synced.index(before) < folder
+    assert synced.index(str(bench.state_dir / "record.json.tmp")) > folder
+    assert synced[-1] == str(bench.state_dir.parent) or synced[-1] == str(bench.state_dir)
+
+
 def test_file_edited_after_the_plan_is_refused(bench: Bench) -> None:
     plan = bench.plan()
     with bench.vllm.cache_utils.open("a") as file:
@@ -325,9 +346,8 @@ SCENARIOS = ("install", "upgrade", "forced install", "rollback", "forced rollbac
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_fault_at_every_step_restores(
-    bench: Bench, steps: Steps, fake_payload: Payloads, name: str, fault: str, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, steps: Steps, fake_payload: Payloads, name: str, fault: str
 ) -> None:
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
     action, expected = FAULTS[fault]
     run = scenario(name, bench, fake_payload)
     before, lock_there = snapshot(bench.site), (bench.state_dir / "lock").exists()
