@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -118,9 +119,13 @@ def pristine_release() -> Iterator[Callable[[str], Path]]:
     At the end of the session: no test wrote through a hard link into a release it asked for.
     """
     used: dict[str, Path] = {}
+    # a test that moves HOME must not move the cache: each of them would download a release anew
+    environment = dict(os.environ)
 
     def get(version: str) -> Path:
-        used[version] = used.get(version) or wheel.cached_tree(version).parent
+        if version not in used:
+            with mock.patch.dict(os.environ, environment, clear=True):
+                used[version] = wheel.cached_tree(version).parent
         return used[version]
 
     yield get
