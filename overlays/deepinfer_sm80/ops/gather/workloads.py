@@ -69,7 +69,7 @@ def cases(suite: str = "full") -> tuple[Case, ...]:
 def bench_cases() -> tuple[Case, ...]:
     """One request, block size 64, shuffled pages; codes and scales that stock reads as we do, or it would not be timed."""
     lengths = (1024, 4096, 16384, 49152, 131072)
-    shared = {"block_size": 64, "codes": "usual", "gpu_only": True}
+    shared: dict[str, Any] = {"block_size": 64, "codes": "usual", "gpu_only": True}
     return tuple(_case(f"{n}-tokens", "bench", tokens=n, **shared) for n in lengths)
 
 
