@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -116,7 +117,7 @@ def _executable(python: Path | None) -> Path:
     python = python.absolute()
     if python.is_dir():
         inside = python / "bin" / "python"
-        hint = f"did you mean --python {inside}?" if inside.exists() else None
+        hint = f"did you mean --python {shlex.quote(str(inside))}?" if inside.exists() else None
         raise _unusable(python, "is a folder", hint)
     if not python.exists():
         raise _unusable(python, "does not exist")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shlex import quote
 
 from deepinfer_cli.detect import inside
 from deepinfer_cli.detect.origin import Origin
@@ -72,7 +73,7 @@ def _not_found(path: Path) -> UnsupportedError:
     if path.suffix in {".whl", ".zip", ".egg"} and path.is_file():
         hint = "unpack the archive first, or use `deepinfer install --wheel VERSION --into DIR`"
     elif (path / "pyvenv.cfg").is_file():
-        hint = f"this is a virtual environment: use --python {path / 'bin' / 'python'}"
+        hint = f"this is a virtual environment: use --python {quote(str(path / 'bin' / 'python'))}"
     what = f"there is no vLLM in {path}" if path.exists() else f"{path} does not exist"
     return UnsupportedError(what, code="vllm-not-found", hint=hint)
 
@@ -81,7 +82,7 @@ def _leftover(parent: Path) -> UnsupportedError:
     return UnsupportedError(
         f"the folder {parent / PACKAGE} is no vLLM, only what DeepInfer left there: vLLM was uninstalled",
         code="vllm-not-found",
-        hint=f"deepinfer rollback --target {parent}",
+        hint=f"deepinfer rollback --target {quote(str(parent))}",
     )
 
 
@@ -122,7 +123,7 @@ def _notes(root: Path, answer: Probe) -> tuple[str, ...]:
     if any(Path(item).resolve() == root.parent for item in answer.pythonpath):
         notes.append(f"it comes from PYTHONPATH ({root.parent}), which goes before the installed packages")
     notes += [
-        f"{entry} holds what DeepInfer left of an uninstalled vLLM: `deepinfer rollback --target {entry}`"
+        f"{entry} holds what DeepInfer left of an uninstalled vLLM: `deepinfer rollback --target {quote(str(entry))}`"
         for entry in dict.fromkeys((*answer.seen, *answer.states))
         if inside.is_leftover(entry)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,9 +18,7 @@ from deepinfer_cli.validate.model import CaseResult, Level, NotRun, VerifyReport
 
 ARCHS = ("sm80", "sm86", "sm89")
 SERVED = {(8, 0): "sm80", (8, 6): "sm86", (8, 9): "sm89"}
-_INSTALL = (
-    "install torch and triton there (pip install 'deepinfer[kernels]'), or name an interpreter with --python"
-)
+_INSTALL = "install torch and triton there (pip install torch triton), or name an interpreter with --python"
 
 OnEvent = Callable[[CaseResult | NotRun], None]
 
@@ -188,9 +187,8 @@ def _live(run: _Run) -> Iterator[CaseResult | NotRun]:
         )
         return
     if missing:
-        yield NotRun(
-            Level.LIVE, missing, f"deepinfer verify --level live --target {target.parent} --python EXE"
-        )
+        where = shlex.quote(str(target.parent))
+        yield NotRun(Level.LIVE, missing, f"deepinfer verify --level live --target {where} --python EXE")
         return
     forced, problem = forced_arch(run.found["gpu"], request.arch)
     if problem:

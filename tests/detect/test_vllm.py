@@ -9,6 +9,7 @@ import sys
 import venv
 import zipfile
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -155,7 +156,7 @@ def test_what_is_no_vllm_is_said_with_what_to_do(tmp_path, python):
     wheel.write_bytes(b"")
     assert "--wheel" in (error_of(target=wheel).hint or "")
     venv_error = error_of(target=python.parent.parent)
-    assert f"--python {python}" in (venv_error.hint or "")
+    assert f"--python {quote(str(python))}" in (venv_error.hint or "")
 
 
 def test_a_leftover_is_no_vllm(fake_vllm, site, python):
@@ -166,7 +167,7 @@ def test_a_leftover_is_no_vllm(fake_vllm, site, python):
     for options in ({"target": site}, {"target": fake.root}, {"python": python}):
         error = error_of(**options)
         assert error.code == "vllm-not-found"
-        assert error.hint == f"deepinfer rollback --target {site.resolve()}"
+        assert error.hint == f"deepinfer rollback --target {quote(str(site.resolve()))}"
         assert find_leftover(**options) == site.resolve()
     (fake.root / "__init__.py").touch()
     assert find_leftover(target=site) is None
@@ -259,7 +260,7 @@ def test_an_interpreter_that_is_none(tmp_path, python):
     for path, words in cases.items():
         error = error_of(python=path)
         assert (error.code, words in error.message) == ("python-unusable", True), error.message
-    assert f"--python {python}" in (error_of(python=python.parent.parent).hint or "")
+    assert f"--python {quote(str(python))}" in (error_of(python=python.parent.parent).hint or "")
 
 
 def test_no_vllm_anywhere_names_the_ways_on(python):
