@@ -113,18 +113,23 @@ def fake_payload(tmp_path: Path) -> Callable[..., Payload]:
 
 
 @pytest.fixture(scope="session")
-def pristine_release() -> Iterator[Callable[[str], Path]]:
+def user_environment() -> dict[str, str]:
+    """The environment before a test moves HOME: pip's settings and the downloaded releases are there."""
+    return dict(os.environ)
+
+
+@pytest.fixture(scope="session")
+def pristine_release(user_environment: dict[str, str]) -> Iterator[Callable[[str], Path]]:
     """Version → the cached pristine parent of `vllm`, fetched once; never write below it.
 
     At the end of the session: no test wrote through a hard link into a release it asked for.
     """
     used: dict[str, Path] = {}
-    # a test that moves HOME must not move the cache: each of them would download a release anew
-    environment = dict(os.environ)
 
     def get(version: str) -> Path:
         if version not in used:
-            with mock.patch.dict(os.environ, environment, clear=True):
+            # each test that moves HOME would download the release anew
+            with mock.patch.dict(os.environ, user_environment, clear=True):
                 used[version] = wheel.cached_tree(version).parent
         return used[version]
 
