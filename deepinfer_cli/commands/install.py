@@ -152,7 +152,6 @@ def _apply(plan: Plan, decision: ArchDecision, opts: InstallOptions, out: Output
         return apply_install(
             plan,
             archs=decision.archs,
-            force=opts.force,
             on_step=lambda name, number, total: progress.advance(f"{name} {number}/{total}"),
         )
 

@@ -44,6 +44,7 @@ class FileChange:
         content: its bytes after, None when it is removed.
         pristine_sha256: of a hooked file, the hash without our block.
         note: what a user should know about it.
+        edited: what is there now is neither vLLM's nor ours: a copy is kept before it is replaced.
     """
 
     path: str
@@ -54,6 +55,7 @@ class FileChange:
     content: bytes | None
     pristine_sha256: str | None = None
     note: str = ""
+    edited: bool = False
 
 
 def payload_changes(
@@ -84,7 +86,8 @@ def payload_changes(
         note = (
             "" if ours else "not DeepInfer's: a copy is kept" if path in foreign else "edited: a copy is kept"
         )
-        changes.append(FileChange(path, _action(before, after), PAYLOAD, before, after, content, note=note))
+        action = _action(before, after)
+        changes.append(FileChange(path, action, PAYLOAD, before, after, content, note=note, edited=not ours))
     if foreign and not force:
         raise RefusedError(
             f"{_files(foreign)} not DeepInfer's where its overlay goes",
@@ -117,28 +120,35 @@ def hook_changes(
     old = sorted({*others, *recorded} - set(hooked))
     changes: list[FileChange] = []
     edited: list[str] = []
+    blocks: list[str] = []
     unknown: list[str] = []
     for path in (*hooked, *(path for path in old if _hash(target.path(path)) and _has_block(target, path))):
         source = target.path(path).read_bytes()
         expected = {origin.sha256(path), _accepted(target, record, recorded.get(path))} - {None}
+        before = sha256(source)
         candidates = hook.originals(source) if hook.find(source) else (source,)
         pristine = next((item for item in candidates if sha256(item) in expected), None)
-        note = ""
+        note = "" if path in hooked else "hook taken out: no installed op needs it"
+        users = False
         if pristine is None:
             (edited if expected else unknown).append(path)
-            pristine, note = candidates[0], "not vLLM's own content: a copy is kept"
+            pristine, note, users = candidates[0], "not vLLM's own content: a copy is kept", True
+        elif not _is_ours(source, pristine, recorded.get(path)):
+            blocks.append(path)
+            note, users = "our block was edited: a copy is kept", True
         after = hook.append(pristine, skip) if path in hooked else pristine
-        before, after_hash = sha256(source), sha256(after)
-        note = note or ("" if path in hooked else "hook taken out: no installed op needs it")
-        change = FileChange(
-            path, _action(before, after_hash), HOOK, before, after_hash, after, sha256(pristine), note
+        after_hash = sha256(after)
+        action = _action(before, after_hash)
+        changes.append(
+            FileChange(path, action, HOOK, before, after_hash, after, sha256(pristine), note, users)
         )
-        changes.append(change)
     if edited and not force:
         original = (
             "the checkout's HEAD" if origin.source == "HEAD" else f"vLLM {target.version or ''}".rstrip()
         )
         raise _drift(target, edited, f"not as in {original}")
+    if blocks and not force:
+        raise _drift(target, blocks, "edited inside DeepInfer's block")
     if unknown and not force:
         raise RefusedError(
             f"{_files(unknown)} of unknown origin: no RECORD row, no commit and no supported release lists them",
@@ -147,6 +157,13 @@ def hook_changes(
             paths=tuple(target.path(path) for path in unknown),
         )
     return tuple(changes)
+
+
+def _is_ours(source: bytes, pristine: bytes, entry: FileEntry | None) -> bool:
+    """Whether what `source` has beyond `pristine` is nothing, or a block as an install writes it."""
+    if source == pristine or (entry is not None and entry.applied_sha256 == sha256(source)):
+        return True
+    return source == hook.append(pristine, hook.skipped(source))
 
 
 def _recorded(record: Record | None, owner: str) -> dict[str, FileEntry]:

@@ -9,7 +9,6 @@ from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 
 from deepinfer_cli import __version__
-from deepinfer_cli.detect.vllm import Origin
 from deepinfer_cli.errors import FailedError
 from deepinfer_cli.overlay import hook
 from deepinfer_cli.overlay.engine import OnStep, Work, changed_error, run
@@ -40,12 +39,10 @@ class Ids:
         )
 
 
-def apply_install(
-    plan: Plan, *, archs: tuple[str, ...], force: bool = False, on_step: OnStep | None = None
-) -> Record:
+def apply_install(plan: Plan, *, archs: tuple[str, ...], on_step: OnStep | None = None) -> Record:
     """Carry out `plan`; the caller holds the lock. On any exception everything is as it was before.
 
-    With `force`, copies of files that a user had changed are kept in `.deepinfer-kept-<time>-<id>/` beside `vllm`;
+    Copies of files that a user had changed (a plan with `force`) are kept in `.deepinfer-kept-<time>-<id>/` beside `vllm`;
     `Record.kept` lists them.
 
     Args:
@@ -61,7 +58,7 @@ def apply_install(
         old = read_record(state_dir)
         if old is not None and not plan.writes and not plan.adopts and set(archs) <= set(old.arch):
             return old
-        install = _Install(plan, archs, force, old, Ids.new())
+        install = _Install(plan, archs, old, Ids.new())
         work, record = install.prepare()
         run(work, on_step)
         return record
@@ -92,8 +89,8 @@ def order(change: FileChange) -> tuple[int, bool]:
 class _Install:
     """One install being prepared: reads, never writes."""
 
-    def __init__(self, plan: Plan, archs: tuple[str, ...], force: bool, old: Record | None, ids: Ids) -> None:
-        self.plan, self.archs, self.force, self.old, self.ids = plan, archs, force, old, ids
+    def __init__(self, plan: Plan, archs: tuple[str, ...], old: Record | None, ids: Ids) -> None:
+        self.plan, self.archs, self.old, self.ids = plan, archs, old, ids
         self.parent, self.state_dir = plan.target.parent, plan.target.state_dir
         self.changes = sorted(plan.changes, key=order)
         self.current = {change.path: read(self.parent / change.path) for change in self.changes}
@@ -193,17 +190,8 @@ class _Install:
         return Operation(change.path, change.owner, change.before_sha256, change.after_sha256, backup, via)
 
     def _copies(self) -> dict[str, str]:
-        changed = [change.path for change in self.plan_writes() if self._is_users(change)]
-        return {path: f"{self.ids.kept_dir}/{path}" for path in changed}
-
-    def _is_users(self, change: FileChange) -> bool:
-        """Whether what is about to be replaced is neither vLLM's nor ours."""
-        old = self.old.entry(change.path) if self.old else None
-        if change.before_sha256 is None or (old and change.before_sha256 == old.applied_sha256):
-            return False
-        if change.owner == "payload":
-            return True
-        return self.force and Origin.of(self.plan.target).sha256(change.path) != change.pristine_sha256
+        edited = (change.path for change in self.plan_writes() if change.edited)
+        return {path: f"{self.ids.kept_dir}/{path}" for path in edited}
 
     def _missing_dirs(self) -> tuple[str, ...]:
         files = [change.path for change in self.plan_writes() if change.content is not None]

@@ -50,7 +50,7 @@ class Bench:
     def install(self, payload: Payload | None = None, *, force: bool = False) -> Record:
         with lock(self.state_dir):
             recover(self.site, self.state_dir)
-            return apply_install(self.plan(payload, force=force), archs=("sm80",), force=force)
+            return apply_install(self.plan(payload, force=force), archs=("sm80",))
 
     def rollback(self, *, force: bool = False, where: Path | None = None) -> RollbackReport:
         state_dir = where / ".deepinfer" if where else self.state_dir

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -162,6 +163,40 @@ def test_a_hooked_file_edited_by_the_user_is_drift(fake_vllm, fake_payload, fake
         carry_out(plan)
         again = plan_install(fake.target(), payload, fake_manifest, record=record_of(plan))
         assert again.writes == (), "what --force accepted is not asked about again"
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_an_edit_inside_the_block_is_drift(fake_vllm, fake_payload, fake_manifest, recorded):
+    fake, payload = fake_vllm(), fake_payload()
+    plan = plan_install(fake.target(), payload, fake_manifest)
+    carry_out(plan)
+    record = record_of(plan) if recorded else None
+    applied = fake.cache_utils.read_bytes()
+    fake.cache_utils.write_bytes(applied.replace(b"(__name__)\n", b"(__name__)\nMINE = 1\n"))
+    with pytest.raises(RefusedError) as caught:
+        plan_install(fake.target(), payload, fake_manifest, record=record)
+    assert (caught.value.code, caught.value.paths) == ("file-drift", (str(fake.cache_utils),))
+    forced = by_path(plan_install(fake.target(), payload, fake_manifest, record=record, force=True))[HOOKED]
+    assert (forced.action, forced.content, forced.edited) == (Action.REPLACE, applied, True)
+
+
+def test_a_block_that_another_version_wrote_is_replaced_where_the_record_knows_it(
+    fake_vllm, fake_payload, fake_manifest
+):
+    fake, payload = fake_vllm(), fake_payload()
+    plan = plan_install(fake.target(), payload, fake_manifest)
+    carry_out(plan)
+    older = fake.cache_utils.read_bytes().replace(b"(__name__)\n", b"(__name__, 1)\n")
+    fake.cache_utils.write_bytes(older)
+    record = record_of(plan)
+    files = tuple(
+        replace(entry, applied_sha256=sha256(older)) if entry.path == HOOKED else entry
+        for entry in record.files
+    )
+    again = plan_install(fake.target(), payload, fake_manifest, record=replace(record, files=files))
+    assert [(change.path, change.action, change.edited) for change in again.writes] == [
+        (HOOKED, Action.REPLACE, False)
+    ]
 
 
 def test_text_after_the_block_is_drift(fake_vllm, fake_payload, fake_manifest):

@@ -267,6 +267,19 @@ def test_forced_install_keeps_a_copy_and_rolls_back_to_the_edit(bench: Bench) ->
     assert list(bench.kept().values()) == [mine]
 
 
+def test_an_edit_inside_our_block_is_refused_and_force_keeps_a_copy(bench: Bench) -> None:
+    bench.install()
+    edited = bench.vllm.cache_utils.read_bytes().replace(b"(__name__)\n", b"(__name__)\nMINE = 1\n")
+    bench.vllm.cache_utils.write_bytes(edited)
+    with pytest.raises(RefusedError):
+        bench.install()
+    assert bench.vllm.cache_utils.read_bytes() == edited
+    record = bench.install(force=True)
+    assert list(bench.kept().values()) == [edited]
+    assert [Path(path).read_bytes() for path in record.kept] == [edited]
+    assert bench.inspect().state == "installed"
+
+
 def test_force_over_an_edited_payload_file_keeps_a_copy(bench: Bench) -> None:
     bench.install()
     gate = bench.vllm.root / "deepinfer_sm80" / "gate.py"
