@@ -6,7 +6,6 @@ import json as jsonlib
 import math
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
@@ -32,7 +31,6 @@ class Progress:
         self._out = out
         self._bar = bar
         self._task = task
-        self._started = time.monotonic()
 
     def advance(self, description: str | None = None, by: int = 1) -> None:
         """Counts `by` items as done and names the one now at work."""
@@ -48,11 +46,6 @@ class Progress:
         """What is being done now: beside the spinner on a terminal, a line elsewhere."""
         self.advance(text, by=0)
         self.line(text)
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since it was shown."""
-        return time.monotonic() - self._started
 
 
 class Output:

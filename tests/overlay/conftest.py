@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deepinfer_cli.detect.vllm import Target
-from deepinfer_cli.overlay import engine, undo
+from deepinfer_cli.overlay import engine
 from deepinfer_cli.overlay.inspect import Inspection, inspect
 from deepinfer_cli.overlay.manifest import Manifest
 from deepinfer_cli.overlay.payload import Payload
@@ -125,12 +125,4 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     """Watches the step hook of the engine; recoveries are watched in a list of their own."""
     found = Steps()
     monkeypatch.setattr(engine, "_step", found.called)
-    return found
-
-
-@pytest.fixture
-def undo_steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    """Watches the step hook of undo and recovery."""
-    found = Steps()
-    monkeypatch.setattr(undo, "_step", found.called)
     return found
