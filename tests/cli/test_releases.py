@@ -53,7 +53,11 @@ def test_status_knows_a_published_release_by_its_hashes(cli: Cli, real_release: 
         assert _is_published(target, manifest.load())
 
 
-def test_the_built_wheel_installs_and_changes_no_torch_or_vllm(tmp_path: Path) -> None:
+def test_the_built_wheel_installs_and_changes_no_torch_or_vllm(
+    tmp_path: Path, user_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", user_environment.get("HOME", str(tmp_path)))  # pip's settings
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     wheels = tmp_path / "wheels"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", wheels, ROOT], check=True)
