@@ -8,8 +8,8 @@ if [ "${#pythons[@]}" -eq 0 ]; then
   echo "DeepInfer needs CPython 3.10 or newer with the venv module" >&2
   exit 1
 fi
-first_version=${pythons[0]%%$'\t'*}
 first_python=${PYTHON:-${pythons[0]#*$'\t'}}
+first_version=$("$first_python" -c 'import sys; print("{}.{}".format(*sys.version_info))')
 workers=${WORKERS:-$(getconf _NPROCESSORS_ONLN)}
 workers=$((workers > 8 ? 8 : workers))
 unset FORCE_COLOR PY_COLORS GITHUB_ACTIONS
@@ -21,7 +21,7 @@ install() { # folder, python, extras
 
 echo "== sizes: torch 2.13.0 is about 190 MB as a CPU build and several GB with CUDA; which one you get is your pip"
 echo "   index's choice (TORCH_INDEX=URL adds one). The first run also downloads four vLLM wheels, 1.3 GB, and keeps"
-echo "   their Python files (about 300 MB) in the cache folder."
+echo "   their Python files (about 200 MB) in the cache folder."
 echo "== installing into .venv (Python $("$first_python" -c 'import platform; print(platform.python_version())'))"
 install .venv "$first_python" test,lint
 

@@ -36,7 +36,7 @@ def fetch_tree(
 
     Args:
         on_progress: called with one sentence before each slow step.
-        reuse_cache: take an earlier download; the download is about 330 MB.
+        reuse_cache: take an earlier download; the download is about 340 MB.
 
     Returns:
         `into/vllm`.
@@ -85,7 +85,7 @@ def cached_tree(version: str, *, on_progress: Progress | None = None, refresh: b
         if (tree / "vllm").is_dir() and not refresh:
             return tree / "vllm"
         with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as scratch:
-            _tell(on_progress, f"downloading vLLM {version} with pip (about 330 MB)")
+            _tell(on_progress, f"downloading vLLM {version} with pip (about 340 MB)")
             wheel = _download(version, Path(scratch))
             if tree.exists():
                 shutil.rmtree(tree)
