@@ -181,6 +181,8 @@ def match_text(match: str, release: str, version: str | None) -> str:
     """How well the target's vLLM is known."""
     if match == "supported":
         return f"supported (vLLM {release})"
+    if match == "partial":
+        return f"partial: not every symbol that matters is as in vLLM {release}; only the ops that fit are installed"
     return f"compatible: every symbol that matters is as in vLLM {release}; {version or 'this version'} was not tested"
 
 

@@ -113,13 +113,14 @@ def _target(opts: InstallOptions, out: Output) -> Target:
 def _dry_run(opts: InstallOptions, out: Output, target: Target, decision: ArchDecision) -> Result:
     common.refuse_pending(target, opts.where)
     record, plan = _plan(target, opts)
-    if plan.writes or plan.adopts or record is None:
+    already = record is not None and not plan.writes
+    if record is None or not already:
         _show(plan, decision, out)
         out.line(f"dry run: nothing was written; {plural(len(plan.writes), 'file')} would change")
     else:
         out.line(_already(record))
     data = {"dry_run": True, "target": common.target_data(target), "archs": list(decision.archs)}
-    return Result("install", data | {"plan": common.plan_data(plan), "already_installed": not plan.writes})
+    return Result("install", data | {"plan": common.plan_data(plan), "already_installed": already})
 
 
 def _plan(target: Target, opts: InstallOptions) -> tuple[Record | None, Plan]:
@@ -140,9 +141,19 @@ def _show(plan: Plan, decision: ArchDecision, out: Output) -> None:
     out.line(f"for {joined(decision.archs)} ({decision.reason})")
     out.line(common.match_text(plan.match, plan.release, plan.target.version))
     if plan.upgrade_from:
-        out.line(f"upgrades overlay {plan.upgrade_from} to {plan.overlay_version}")
+        verb = "downgrades" if _is_older(plan.overlay_version, plan.upgrade_from) else "upgrades"
+        out.line(f"{verb} overlay {plan.upgrade_from} to {plan.overlay_version}")
     for text in plan.notes:
         out.warn(text)
+
+
+def _is_older(version: str, other: str) -> bool:
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(version) < Version(other)
+    except InvalidVersion:
+        return False
 
 
 def _apply(plan: Plan, decision: ArchDecision, opts: InstallOptions, out: Output) -> Record:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deepinfer_cli.commands import common
@@ -20,8 +20,7 @@ from deepinfer_cli.result import ErrorItem, Result
 
 _HEALTHY = {"installed", "not-installed", "unrecorded"}
 _MEANING = {
-    "unrecorded": "in place without a record (`git apply`, `cp -r`): `deepinfer install` adopts it",
-    "modified": "files were edited since the install",
+    "modified": "files were edited since the install, or are missing",
     "stale": "vLLM was reinstalled or upgraded since the install",
     "interrupted": "an install or rollback was interrupted",
     "leftover": "vLLM is gone, files of ours are left",
@@ -51,6 +50,8 @@ def run(opts: StatusOptions, out: Output) -> Result:
 
     target = find_target(target=opts.where.target, python=opts.where.python)
     found = inspect(target)
+    if found.state == "unrecorded":
+        found = replace(found, notes=(*found.notes, _adoption(found)))
     gpus = detect_gpus()
     match = _match(target, found)
     out.table(table(("Item", "Value"), _rows(target, found, gpus, match)))
@@ -69,6 +70,19 @@ def run(opts: StatusOptions, out: Output) -> Result:
         tuple(one.path for one in odd),
     )
     return Result("status", data, ExitCode.FAILED, (error,))
+
+
+def _adoption(found: Inspection) -> str:
+    """What `install` does with an overlay that has no record."""
+    from deepinfer_cli.overlay import payload
+
+    bundled = payload.bundled()
+    if found.payload_digest == bundled.digest:
+        return "`deepinfer install` adopts it"
+    return (
+        f"its files are not those of this DeepInfer's overlay {bundled.version}: `deepinfer install --force` "
+        "replaces it and keeps a copy of each that differs"
+    )
 
 
 def _match(target: Target, found: Inspection) -> dict[str, Any]:

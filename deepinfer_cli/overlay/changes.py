@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -13,7 +13,7 @@ from deepinfer_cli.detect.target import PACKAGE, Target
 from deepinfer_cli.errors import RefusedError
 from deepinfer_cli.overlay import hook
 from deepinfer_cli.overlay.payload import PACKAGE as OVERLAY
-from deepinfer_cli.overlay.payload import Payload, sha256
+from deepinfer_cli.overlay.payload import Payload, load, sha256
 
 if TYPE_CHECKING:
     from deepinfer_cli.overlay.record import FileEntry, Record
@@ -88,9 +88,18 @@ def payload_changes(
         )
         action = _action(before, after)
         changes.append(FileChange(path, action, PAYLOAD, before, after, content, note=note, edited=not ours))
+    other = None if record else unrecorded_version(target)
+    if foreign and not force and other not in (None, payload.version):
+        raise RefusedError(
+            f"an overlay of version {other} is there without a record; this DeepInfer brings {payload.version}",
+            code="overlay-conflict",
+            hint="take it out with what brought it (that DeepInfer, or `git apply -R`), or pass --force to replace "
+            "it and keep a copy of each file that differs",
+            paths=tuple(target.path(path) for path in foreign),
+        )
     if foreign and not force:
         raise RefusedError(
-            f"{_files(foreign)} not DeepInfer's where its overlay goes",
+            f"{files(foreign)} not DeepInfer's where its overlay goes",
             code="overlay-conflict",
             hint="move them away, or pass --force to keep a copy and go on",
             paths=tuple(target.path(path) for path in foreign),
@@ -151,12 +160,17 @@ def hook_changes(
         raise _drift(target, blocks, "edited inside DeepInfer's block")
     if unknown and not force:
         raise RefusedError(
-            f"{_files(unknown)} of unknown origin: no RECORD row, no commit and no supported release lists them",
+            f"{files(unknown)} of unknown origin: no RECORD row, no commit and no supported release lists them",
             code="not-verifiable",
             hint="reinstall vLLM from its wheel, or pass --force to keep a copy and go on",
             paths=tuple(target.path(path) for path in unknown),
         )
     return tuple(changes)
+
+
+def unrecorded_version(target: Target) -> str | None:
+    """What the payload on disk says of itself; for one that no record describes."""
+    return load(target.path(f"{PACKAGE}/{OVERLAY}")).version
 
 
 def _is_ours(source: bytes, pristine: bytes, entry: FileEntry | None) -> bool:
@@ -183,7 +197,7 @@ def _present(target: Target, folder: str) -> set[str]:
     return {
         f"{folder}/{path.relative_to(root).as_posix()}"
         for path in root.rglob("*")
-        if (path.is_file() or path.is_symlink()) and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts
     }
 
 
@@ -207,32 +221,32 @@ def _action(before: str | None, after: str | None) -> Action:
 
 
 def _check_folders(target: Target, folder: str, wanted: tuple[str, ...]) -> None:
-    """Refuse what no copy could save: links and files where folders go, folders where files go."""
+    """Refuse what no copy could save: links anywhere, files where folders go, folders where files go."""
     root = target.path(folder)
     folders = {
         root,
         *(parent for path in wanted for parent in target.path(path).parents if root in parent.parents),
     }
-    wrong = [path for path in sorted(folders) if path.is_symlink() or (path.exists() and not path.is_dir())]
-    wrong += [
-        target.path(path) for path in wanted if target.path(path).is_symlink() or target.path(path).is_dir()
-    ]
+    wrong = {path for path in folders if path.is_symlink() or (path.exists() and not path.is_dir())}
+    wrong |= {target.path(path) for path in wanted if target.path(path).is_dir()}
+    wrong |= {path for path in root.rglob("*") if path.is_symlink()}
     if wrong:
         raise RefusedError(
             f"{len(wrong)} links, files or folders are in the way of the overlay's own",
             code="overlay-conflict",
             hint="move them away",
-            paths=tuple(wrong),
+            paths=tuple(sorted(wrong)),
         )
 
 
-def _files(paths: list[str]) -> str:
+def files(paths: Sequence[str]) -> str:
+    """`1 file is`, `2 files are`: how a message about `paths` begins."""
     return "1 file is" if len(paths) == 1 else f"{len(paths)} files are"
 
 
 def _drift(target: Target, paths: list[str], what: str) -> RefusedError:
     return RefusedError(
-        f"{_files(paths)} {what}",
+        f"{files(paths)} {what}",
         code="file-drift",
         hint="`deepinfer status` shows what changed; undo the edits, or pass --force to keep a copy and go on",
         paths=tuple(target.path(path) for path in paths),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -204,38 +203,45 @@ def _overall(site: Site, record: Record, files: list[FileStatus]) -> str:
 
 
 def _unrecorded(site: Site) -> Inspection:
-    hooks = [path for path, _ in hooked_files(site.parent, tail_bytes=_TAIL_BYTES)]
-    payload = extra_files(site, set())
-    if not hooks and not payload:
+    hooks = {
+        path: (site.parent / path).read_bytes()
+        for path, _ in hooked_files(site.parent, tail_bytes=_TAIL_BYTES)
+    }
+    present = extra_files(site, set())
+    if not hooks and not present:
         return Inspection("not-installed")
-    files = [FileStatus(path, "payload", FileState.APPLIED) for path in payload]
-    files += [FileStatus(path, "hook", FileState.APPLIED) for path in hooks]
-    notes = ["no record: `deepinfer install` adopts what is there"]
+    files = [FileStatus(path, "payload", FileState.APPLIED) for path in present]
+    files += [_unrecorded_hook(path, content) for path, content in hooks.items()]
+    state, note = "unrecorded", "no record: it came by `git apply` or `cp -r`, or its state folder was lost"
     if site.leftover:
-        notes = ["vLLM was uninstalled: `deepinfer rollback` removes what is left"]
+        state, note = "leftover", "vLLM was uninstalled: `deepinfer rollback` removes what is left"
     elif not hooks:
-        notes = ["the overlay's package is there, but no file of vLLM is hooked"]
-    elif not payload:
-        notes = ["vLLM's files are hooked, but the overlay's package is missing: they cannot be imported"]
-    skips = {hook.skipped((site.parent / path).read_bytes()) for path in hooks}
+        note = "the overlay's package is there, but no file of vLLM is hooked"
+    elif not present:
+        state = "modified"
+        note = "vLLM's files are hooked, but the overlay's package is missing: they cannot be imported"
+    elif any(each.state is FileState.MODIFIED for each in files):
+        state = "modified"
+    found = payloads.load(site.parent / PAYLOAD_DIR)
     return Inspection(
-        "leftover" if site.leftover else "unrecorded",
+        state,
         tuple(files),
-        skip=tuple(sorted({name for skip in skips for name in skip})),
-        overlay_version=_version(site.parent / PAYLOAD_DIR / "__init__.py"),
-        payload_digest=_digest(site),
-        notes=tuple(notes),
+        skip=tuple(sorted({name for content in hooks.values() for name in hook.skipped(content)})),
+        overlay_version=found.version,
+        payload_digest=found.digest if present else None,
+        notes=(note,),
     )
+
+
+def _unrecorded_hook(path: str, content: bytes) -> FileStatus:
+    if content.endswith(hook.block(hook.skipped(content))):
+        return FileStatus(path, "hook", FileState.APPLIED)
+    return FileStatus(path, "hook", FileState.MODIFIED, "our block was edited, or is not at the end")
 
 
 def _digest(site: Site) -> str | None:
     folder = site.parent / PAYLOAD_DIR
     return payloads.load(folder).digest if folder.is_dir() else None
-
-
-def _version(path: Path) -> str | None:
-    match = re.search(rb'^__version__ = "([^"]+)"', read(path) or b"", re.MULTILINE)
-    return match[1].decode() if match else None
 
 
 def extra_files(site: Site, known: set[str]) -> tuple[str, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +34,15 @@ class Payload:
     @property
     def digest(self) -> str:
         """sha256 over every path and hash, in order."""
-        return sha256("".join(f"{path} {self.files[path]}\n" for path in sorted(self.files)).encode())
+        text = "".join(f"{path} {self.files[path]}\n" for path in sorted(self.files))
+        return sha256(os.fsencode(text))
+
+    @property
+    def version(self) -> str | None:
+        """Its `__version__`, read without importing it; None when it states none."""
+        source = self.read("__init__.py") if "__init__.py" in self.files else b""
+        match = re.search(rb'^__version__ = "([^"]+)"', source, re.MULTILINE)
+        return match[1].decode() if match else None
 
     def read(self, path: str) -> bytes:
         """The content of one file."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deepinfer_cli.detect.target import Target
 from deepinfer_cli.errors import UnsupportedError
 from deepinfer_cli.overlay import match
-from deepinfer_cli.overlay.changes import Action, FileChange, hook_changes, payload_changes
+from deepinfer_cli.overlay.changes import (
+    Action,
+    FileChange,
+    hook_changes,
+    payload_changes,
+    unrecorded_version,
+)
 from deepinfer_cli.overlay.manifest import ABSENT, Manifest
 from deepinfer_cli.overlay.payload import Payload
 
@@ -17,7 +22,7 @@ if TYPE_CHECKING:
     from deepinfer_cli.overlay.record import Record
 
 
-__all__ = ["Action", "FileChange", "OpPlan", "Plan", "decide", "overlay_version", "plan_install"]
+__all__ = ["Action", "FileChange", "OpPlan", "Plan", "decide", "plan_install"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +41,8 @@ class Plan:
     """Everything one install does, in order.
 
     Attributes:
-        match: `supported` or `compatible`.
-        release: the release whose fingerprints hold.
+        match: `supported`, `compatible`, or `partial` when no release's fingerprints all hold.
+        release: the release whose fingerprints hold; with `partial` the nearest one.
         skip: ops left to stock (`--partial`).
         adopts: everything is in place already, only the record is missing.
         upgrade_from: the overlay version that is replaced, None when there is none or it is the same.
@@ -100,26 +105,21 @@ def plan_install(
         *hook_changes(target, hooked, others, skip, record, force=force),
     )
     writes = [change for change in changes if change.action is not Action.KEEP]
-    version = overlay_version(payload)
+    version = payload.version or "unknown"
+    before = record.overlay_version if record else unrecorded_version(target)
     return Plan(
         target=target,
         overlay_version=version,
         payload_digest=payload.digest,
-        match="supported" if found.kind == "supported" else "compatible",
+        match=found.kind or "partial",
         release=found.release,
         ops=ops,
         skip=skip,
         changes=changes,
         adopts=record is None and not writes,
-        upgrade_from=record.overlay_version if record and record.overlay_version != version else None,
+        upgrade_from=before if before != version else None,
         notes=_notes(found, ops, target.version),
     )
-
-
-def overlay_version(payload: Payload) -> str:
-    """The payload's `__version__`, read without importing it."""
-    match_ = re.search(rb'^__version__ = "([^"]+)"', payload.read("__init__.py"), re.MULTILINE)
-    return match_[1].decode() if match_ else "unknown"
 
 
 def decide(

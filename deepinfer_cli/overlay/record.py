@@ -59,8 +59,8 @@ class Record:
 
     Attributes:
         created_at: UTC, ISO 8601.
-        release: the release whose fingerprints held.
-        match: `supported` or `compatible`.
+        release: the release whose fingerprints held; with `partial` the nearest one.
+        match: `supported`, `compatible` or `partial`.
         ops: installed ops; `skip` those left to stock.
         arch: architectures it was installed for, such as `sm80`.
         created_dirs: folders that were made, parents first.

@@ -9,7 +9,7 @@ from deepinfer_cli.detect.vllm import Target
 from deepinfer_cli.errors import RefusedError
 from deepinfer_cli.overlay import hook
 from deepinfer_cli.overlay import payload as payloads
-from deepinfer_cli.overlay.changes import Action, FileChange
+from deepinfer_cli.overlay.changes import Action, FileChange, files
 from deepinfer_cli.overlay.files import read
 from deepinfer_cli.overlay.inspect import (
     PAYLOAD_DIR,
@@ -56,7 +56,7 @@ class RollbackPlan:
         """
         if self.modified and not force:
             raise RefusedError(
-                f"{len(self.modified)} files were edited since the install",
+                f"{files(self.modified)} edited since the install",
                 code="file-drift",
                 hint="undo the edits, or pass --force: a copy of each is kept beside vllm",
                 paths=tuple(self.site.parent / path for path in self.modified),
@@ -165,25 +165,25 @@ class _Planner:
             else:
                 self.hooks.append(_change(path, "hook", content, plain))
         if unknown:
-            raise self._not_verifiable(
-                unknown, "carry our block without a record, and the rest is not vLLM's own"
-            )
+            raise self._not_verifiable(unknown, "hooked without a record, and the rest is not vLLM's own")
 
     def _unknown_payload(self, present: tuple[str, ...]) -> None:
         if not present:
             return
         known = payloads.bundled().files
+        wrong = []
         for path in present:
-            content = (self.site.parent / path).read_bytes()
-            self.payload.append(_change(path, "payload", content, None))
-        wrong = [
-            change.path
-            for change in self.payload
-            if known.get(change.path.removeprefix(f"{PAYLOAD_DIR}/")) != change.before_sha256
-        ]
+            file = self.site.parent / path
+            if file.is_symlink() or not file.is_file():
+                wrong.append(path)
+                continue
+            change = _change(path, "payload", file.read_bytes(), None)
+            self.payload.append(change)
+            if known.get(path.removeprefix(f"{PAYLOAD_DIR}/")) != change.before_sha256:
+                wrong.append(path)
         if wrong:
             raise self._not_verifiable(
-                wrong, "in the overlay's folder have no record and are not this DeepInfer's"
+                wrong, "in the overlay's folder without a record, and not this DeepInfer's"
             )
 
     def _not_verifiable(self, paths: list[str], what: str) -> RefusedError:
@@ -192,7 +192,7 @@ class _Planner:
             f"`git apply`: `git -C {self.site.parent} apply -R <the patch>`"
         )
         return RefusedError(
-            f"{len(paths)} files {what}",
+            f"{files(paths)} {what}",
             code="not-verifiable",
             hint=hint,
             paths=tuple(self.site.parent / path for path in paths),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -112,7 +113,29 @@ def test_unrecorded_parts_are_told_apart(bench: Bench) -> None:
     assert "no file of vLLM is hooked" in bench.inspect().notes[0]
     bench.vllm.cache_utils.write_bytes(original)
     shutil.rmtree(bench.vllm.root / "deepinfer_sm80")
-    assert "cannot be imported" in bench.inspect().notes[0]
+    found = bench.inspect()
+    assert "cannot be imported" in found.notes[0]
+    assert found.state == "modified", "vLLM does not start"
+    assert bench.rollback().restored and bench.inspect().state == "not-installed"
+
+
+def test_an_edited_block_without_a_record_is_modified(bench: Bench) -> None:
+    bench.install()
+    shutil.rmtree(bench.state_dir)
+    path = bench.vllm.cache_utils
+    path.write_bytes(path.read_bytes().replace(b"(__name__)\n", b"(__name__)\nMINE = 1\n"))
+    found = bench.inspect()
+    assert found.state == "modified"
+    assert [each.path for each in found.files if each.state is FileState.MODIFIED] == [
+        path.relative_to(bench.site).as_posix()
+    ]
+
+
+def test_a_name_that_is_no_text_is_only_a_name(bench: Bench) -> None:
+    bench.install()
+    shutil.rmtree(bench.state_dir)
+    (bench.vllm.root / "deepinfer_sm80" / os.fsdecode(b"\xff.py")).write_bytes(b"")
+    assert bench.inspect().state == "unrecorded"
 
 
 def test_skip_is_read_from_the_hooks(bench: Bench) -> None:

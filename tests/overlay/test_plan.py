@@ -131,6 +131,31 @@ def test_what_no_copy_could_save_is_refused_even_with_force(
         assert (caught.value.code, caught.value.paths) == ("overlay-conflict", (str(place),))
 
 
+@pytest.mark.parametrize("leads_to", ["folder", "file", "nothing"])
+def test_a_link_in_the_payloads_folder_is_refused(fake_vllm, fake_payload, fake_manifest, tmp_path, leads_to):
+    fake = fake_vllm()
+    place = fake.root / "deepinfer_sm80" / "mine"
+    place.parent.mkdir()
+    place.symlink_to({"folder": tmp_path, "file": fake.cache_utils, "nothing": tmp_path / "no"}[leads_to])
+    for force in (False, True):
+        with pytest.raises(RefusedError) as caught:
+            plan_install(fake.target(), fake_payload(), fake_manifest, force=force)
+        assert (caught.value.code, caught.value.paths) == ("overlay-conflict", (str(place),))
+
+
+def test_an_older_overlay_without_a_record_is_named(fake_vllm, fake_payload, fake_manifest):
+    fake = fake_vllm()
+    carry_out(plan_install(fake.target(), fake_payload("0.0.9", extra={"old.py": ""}), fake_manifest))
+    with pytest.raises(RefusedError) as caught:
+        plan_install(fake.target(), fake_payload(), fake_manifest)
+    assert caught.value.code == "overlay-conflict"
+    assert "an overlay of version 0.0.9 is there without a record" in caught.value.message
+    assert len(caught.value.paths) == 2
+    forced = plan_install(fake.target(), fake_payload(), fake_manifest, force=True)
+    assert forced.upgrade_from == "0.0.9"
+    assert [change.action for change in forced.writes if change.edited] == [Action.REPLACE, Action.REMOVE]
+
+
 def test_a_payload_file_edited_after_install_is_drift(fake_vllm, fake_payload, fake_manifest):
     fake = fake_vllm()
     plan = plan_install(fake.target(), fake_payload(), fake_manifest)

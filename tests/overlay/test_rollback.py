@@ -285,6 +285,20 @@ def test_unrecorded_and_edited_is_refused(
     assert snapshot(bench.site) == before
 
 
+@pytest.mark.parametrize("leads_to", ["folder", "nothing"])
+def test_unrecorded_with_a_link_in_our_folder_is_refused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, leads_to: str
+) -> None:
+    bench.install()
+    shutil.rmtree(bench.state_dir)
+    monkeypatch.setattr(rollback_plan.payloads, "bundled", lambda: bench.payload)
+    link = bench.vllm.root / "deepinfer_sm80" / "mine"
+    link.symlink_to(tmp_path if leads_to == "folder" else tmp_path / "no")
+    with pytest.raises(RefusedError) as caught:
+        bench.rollback()
+    assert (caught.value.code, caught.value.paths) == ("not-verifiable", (str(link),))
+
+
 def test_leftover_after_an_uninstall(bench: Bench) -> None:
     bench.install()
     site = bench.site
