@@ -153,8 +153,10 @@ def _missing(request: dict[str, Any], report: dict[str, Any], bindings: Any) -> 
 def _importers(layout: str, bound: list[dict[str, str]], bindings: Any) -> Iterator[dict[str, Any]]:
     """Every loaded module of V4.1 and of `vllm.v1` that holds one of the names we replace."""
     symbols = {one.symbol for group in bindings.ALL.values() for one in group if "." not in one.symbol}
-    ours = [(one["symbol"], getattr(sys.modules[one["module"]], one["symbol"])) for one in bound]
-    replaced = {symbol for symbol, _ in ours}
+    held_now = [(one["symbol"], getattr(sys.modules[one["module"]], one["symbol"])) for one in bound]
+    replaced = {symbol for symbol, _ in held_now}
+    # something may have put stock's back after the hook ran
+    ours = [(symbol, value) for symbol, value in held_now if bindings.is_ours(value)]
     for name, module in sorted(sys.modules.items()):
         if not f"{name}.".startswith((f"vllm.models.{layout}.", "vllm.v1.")):
             continue

@@ -203,6 +203,18 @@ def test_a_module_that_holds_another_object_is_named(tree):
     assert any("vllm.v1.ops" in problem for problem in answer["problems"])
 
 
+def test_stock_put_back_after_the_hook_is_noticed(tree):
+    source = (
+        FILES["models/deepseek_v41/nvidia/flashmla.py"]
+        + "from vllm.models.deepseek_v41.common.ops import cache_utils\n"
+        + f"cache_utils.{GATHER} = {GATHER}.__deepinfer__['stock']\n"
+    )
+    answer = live(tree(changed={"models/deepseek_v41/nvidia/flashmla.py": source}))
+    assert not answer["ok"]
+    assert f"{CACHE_UTILS} holds another {GATHER} than it must" in answer["problems"]
+    assert (CACHE_UTILS, COMBINE) in held(answer, True)
+
+
 def test_a_hook_that_is_gone_is_noticed(tree):
     parent = tree()
     file = parent / "vllm" / HOOKED[CACHE_UTILS]
