@@ -101,6 +101,8 @@ def _listen(
             return
         if line is None:
             break
+        if not line.endswith(b"\n"):  # cut off by the worker's death
+            continue
         event = json.loads(line)
         done = done or event["event"] == "done"
         yield event
@@ -180,6 +182,8 @@ def run_cases(job: Job, cases: list[str] | None = None) -> Iterator[CaseResult]:
         if restart and planned:
             cases = planned
             continue
+        if end.status is Status.PASSED:
+            end = WorkerEnd(Status.RUNTIME_ERROR, "the worker ended without a result for every case")
         blamed = running or f"{op}[start]"
         yield CaseResult(
             blamed, op, job.level, end.status, end.reason, extra={"stderr": end.stderr} if end.stderr else {}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -84,6 +85,36 @@ def test_a_check_leaves_no_file_in_the_payload(fake_job, case_payload: Path):
     before = sorted(case_payload.rglob("*"))
     _statuses(fake_job("good"))
     assert sorted(case_payload.rglob("*")) == before
+
+
+def _workers(monkeypatch: pytest.MonkeyPatch, *events):
+    def play(job, cases):
+        yield from events
+
+    monkeypatch.setattr(runner, "events", play)
+
+
+def test_a_case_that_a_worker_leaves_without_a_result_did_not_pass(fake_job, monkeypatch):
+    plan = {"event": "plan", "cases": ["a", "b"]}
+    start = {"event": "start", "case": "a"}
+    _workers(monkeypatch, plan | {"cases": ["a"]}, start, {"event": "done"}, runner.WorkerEnd(Status.PASSED))
+    assert _statuses(fake_job("a")) == {"a": Status.RUNTIME_ERROR}
+    _workers(monkeypatch, plan, {"event": "done"}, runner.WorkerEnd(Status.PASSED))
+    assert set(_statuses(fake_job("a")).values()) == {Status.RUNTIME_ERROR}
+
+
+def test_a_line_that_a_death_cut_off_is_no_event(fake_job, tmp_path: Path):
+    script = tmp_path / "dying worker"
+    script.write_text(
+        '#!/bin/sh\necho \'{"event": "plan", "cases": ["a"]}\'\nprintf \'{"event": "sta\'\nexit 9\n'
+    )
+    script.chmod(0o755)
+    results = list(runner.run_cases(dataclasses.replace(fake_job("a"), python=script)))
+    assert [(item.case, item.status) for item in results] == [
+        ("fake[start]", Status.RUNTIME_ERROR),
+        ("a", Status.RUNTIME_ERROR),
+    ]
+    assert results[0].reason == "the worker ended with exit code 9"
 
 
 _INTERRUPTED = """
