@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deepinfer_cli.detect.gpu import SERVED
 from deepinfer_cli.detect.target import Target, TargetKind
 from deepinfer_cli.errors import UsageError
 from deepinfer_cli.overlay import payload
 from deepinfer_cli.validate import liverun, runner
 from deepinfer_cli.validate.model import CaseResult, Level, NotRun, VerifyReport
 
-ARCHS = ("sm80", "sm86", "sm89")
-SERVED = {(8, 0): "sm80", (8, 6): "sm86", (8, 9): "sm89"}
+ARCHS = tuple(SERVED.values())
 _INSTALL = "install torch and triton there (pip install torch triton), or name an interpreter with --python"
 
 OnEvent = Callable[[CaseResult | NotRun], None]
@@ -100,7 +100,7 @@ def verify(request: Request, on_event: OnEvent | None = None) -> VerifyReport:
         for outcome in _LEVELS[level](run):
             if isinstance(outcome, NotRun):
                 not_run.append(outcome)
-            elif request.case is None or outcome.case == request.case:
+            elif request.case in (None, outcome.case) or outcome.case == f"{outcome.op}[start]":
                 results.append(outcome)
             else:
                 continue
@@ -253,9 +253,11 @@ def forced_arch(gpu: dict[str, Any], arch: str | None) -> tuple[str | None, str]
     text = ".".join(str(part) for part in capability)
     if capability < (8, 0) or capability == (8, 7):
         return None, f"{gpu['name']} has compute capability {text}, which no overlay kernel serves"
-    arch = arch or os.environ.get("DEEPINFER_FORCE_ARCH") or None
+    arch = arch or os.environ.get("DEEPINFER_FORCE_ARCH", "").strip().lower() or None
     if arch is None:
         return None, f"{gpu['name']} has compute capability {text}: stock vLLM is the better path there"
+    if arch not in ARCHS:
+        return None, f"DEEPINFER_FORCE_ARCH={arch} is unknown; known are {', '.join(ARCHS)}"
     return arch, ""
 
 

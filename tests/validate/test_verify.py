@@ -64,6 +64,13 @@ def test_one_case_runs_alone(case_payload: Path):
         verify.verify(_request(case_payload, Level.INTERPRETER, case="fake[none]"))
 
 
+@pytest.mark.kernels
+def test_a_worker_that_does_not_start_fails_one_case_too(case_payload: Path):
+    (case_payload / "ops" / "fake" / "workloads.py").write_text("import no_such_module\n")
+    (failed,) = verify.verify(_request(case_payload, Level.INTERPRETER, case="fake[last]")).failed
+    assert failed.case == "fake[start]"
+
+
 def test_an_unknown_op_is_refused_before_anything_runs(case_payload: Path):
     with pytest.raises(UsageError, match="no op decode"):
         verify.verify(_request(case_payload, ops=("decode",)))
@@ -99,6 +106,13 @@ def test_the_users_own_switch_forces_too(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DEEPINFER_FORCE_ARCH", "sm86")
     assert verify.forced_arch(H200, None) == ("sm86", "")
     assert verify.code_name(H200, "sm86") == "sm86 code on NVIDIA H200"
+    monkeypatch.setenv("DEEPINFER_FORCE_ARCH", " SM80 ")
+    assert verify.forced_arch(H200, None) == ("sm80", "")
+    monkeypatch.setenv("DEEPINFER_FORCE_ARCH", "sm90")
+    assert verify.forced_arch(H200, None) == (
+        None,
+        "DEEPINFER_FORCE_ARCH=sm90 is unknown; known are sm80, sm86, sm89",
+    )
 
 
 def test_a_forced_card_gets_both_variables_and_an_sm8x_card_neither(
