@@ -67,13 +67,14 @@ def merge(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
     """`old` with the rows of every op that `new` measured replaced.
 
     Raises:
-        FailedError: they were measured in different environments, so they are no one result.
+        FailedError: they were measured in different environments or on different overlays, so they are no one result.
     """
     if old is None:
         return new
-    for name in ("gpu", "driver", "cuda", "torch", "triton"):
-        mine, its = old["environment"].get(name), new["environment"].get(name)
-        if mine != its:
+    for name in ("gpu", "driver", "cuda", "torch", "triton", "vllm", "overlay"):
+        mine, its = (_part(one["environment"], name) for one in (old, new))
+        # without a baseline no vLLM is loaded
+        if mine != its and not (name == "vllm" and None in (mine, its)):
             raise FailedError(
                 f"results of different environments cannot be merged: {name} is {mine} and {its}",
                 code="environment-differs",
@@ -83,6 +84,11 @@ def merge(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
     kept = [row for row in old["rows"] if row["op"] not in ops]
     known = {name: value for name, value in new["environment"].items() if value is not None}
     return {**new, "environment": old["environment"] | known, "rows": kept + new["rows"]}
+
+
+def _part(environment: dict[str, Any], name: str) -> Any:
+    """A value of the environment; `overlay` is the payload's digest, which `commit` begins with."""
+    return str(environment.get("commit")).partition(",")[0] if name == "overlay" else environment.get(name)
 
 
 @dataclass(frozen=True, slots=True)

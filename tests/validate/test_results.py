@@ -65,6 +65,15 @@ def test_results_of_two_machines_are_not_one_result():
         results.merge(result(row()), result(row(), gpu="NVIDIA A100"))
 
 
+def test_results_of_two_overlays_or_two_vllms_are_not_one_result():
+    old = result(row("combine"), commit="payload aaaa, git 1", vllm="0.33.0")
+    with pytest.raises(FailedError, match="overlay is payload aaaa and payload bbbb"):
+        results.merge(old, result(row(), commit="payload bbbb, git 1", vllm="0.33.0"))
+    with pytest.raises(FailedError, match=r"vllm is 0\.33\.0 and 0\.32\.0"):
+        results.merge(old, result(row(), commit="payload aaaa", vllm="0.32.0"))
+    assert len(results.merge(old, result(row(), commit="payload aaaa, git 2"))["rows"]) == 2
+
+
 def test_changes_compare_the_overlay_alone():
     old = result(row(p50=20.0), row(tokens=16384, p50=5.0), row(provider="stock", p50=1.0))
     both, gone = results.changes(old, result(row(p50=23.0), row(provider="stock", p50=9.0)))
