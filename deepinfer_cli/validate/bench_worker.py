@@ -13,11 +13,11 @@ from typing import Any
 from deepinfer_cli.validate import baselines, environment, timing
 from deepinfer_cli.validate.baselines import OVERLAY, Provider
 from deepinfer_cli.validate.compare import compare_outputs
+from deepinfer_cli.validate.compile_gate import LIMITS
 from deepinfer_cli.validate.model import Status
 from deepinfer_cli.validate.numerics import is_compile_error, workloads_of
 from deepinfer_cli.validate.tensors import clone_inputs
 
-SERVED = ("sm80", "sm86", "sm89")
 _TIMERS: dict[str, Callable[..., timing.Timer]] = {"graph": timing.GraphTimer, "events": timing.EventTimer}
 
 
@@ -61,7 +61,7 @@ class Codegen:
         """
         found = self.seen.get(OVERLAY if provider == OVERLAY else "baseline", set())
         if provider != OVERLAY:
-            return next(iter(found)) if len(found) == 1 and found <= set(SERVED) else "native"
+            return next(iter(found)) if len(found) == 1 and found <= set(LIMITS) else "native"
         if len(found) != 1 or (self.arch and found != {self.arch}):
             raise RuntimeError(
                 f"the overlay's kernels were compiled for {sorted(found)}, not for {self.arch}"
@@ -73,7 +73,7 @@ def _compiled_for(event: dict[str, Any]) -> str:
     """The architecture in the compiled kernel itself; `metadata` alone would only repeat what was asked for."""
     paths = [Path(path) for name, path in event["metadata_group"].items() if name.endswith(".ttgir")]
     text = paths[0].read_text() if paths else ""
-    for arch in SERVED:
+    for arch in LIMITS:
         if f'"cuda:{arch[2:]}"' in text:
             return arch
     return str(event["metadata"].get("arch", "unknown")) if not text else "native"

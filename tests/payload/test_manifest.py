@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from deepinfer_sm80 import bindings
+from deepinfer_sm80 import bindings, gate
 
-from deepinfer_cli.detect import target
+from deepinfer_cli.detect import gpu, target
 from deepinfer_cli.overlay import manifest
 
 
@@ -16,6 +16,10 @@ def test_same_modules_symbols_and_ops():
     }
     bound = {(one.op, module, one.symbol) for module, group in bindings.ALL.items() for one in group}
     assert bound == replaced
+
+
+def test_same_architectures():
+    assert gate.ARCHS == gpu.SERVED
 
 
 def test_same_layouts():
