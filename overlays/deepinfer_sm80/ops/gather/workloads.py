@@ -39,11 +39,14 @@ _SMOKE = (
     _case("asks-for-more-than-there-is", tokens=[20, 40], gather_lens=[29, 40]),
     _case("reaches-past-out", tokens=[30, 50], rows=33, offset=4),
     _case("hint-too-small", tokens=[150, 90], max_gather_len=1),
+    # so few workers that one gets to a page before another has finished the tile before it
+    _case("block-37-three-workers", tokens=90, block_size=37, max_gather_len=0),
     _case("no-hint", tokens=[70, 20], max_gather_len=None, rows=900),
     _case("pages-of-other-layers-between", tokens=70, page_gap=5 * 576),
     _case("odd-page-stride", tokens=70, page_gap=3),
     _case("odd-cache-address", tokens=40, cache_shift=1),
     _case("padded-rows", tokens=[30, 30], row_stride=520),
+    _case("requests-apart", tokens=[30, 30], request_stride=50 * 512),
     _case("odd-row-stride", tokens=[30, 30], row_stride=515),
     _case("odd-out-address", tokens=30, out_shift=1),
     _case("strided-block-table", tokens=[70, 40], table_gap=13),
@@ -140,10 +143,11 @@ def _make_out(
     params: Mapping[str, Any], num_reqs: int, rows: int, device: str | torch.device
 ) -> torch.Tensor:
     row_stride, shift = params.get("row_stride", 512), params.get("out_shift", 0)
-    buffer = torch.full(
-        (num_reqs * rows * row_stride + shift,), SENTINEL, dtype=torch.bfloat16, device=device
-    )
-    return torch.as_strided(buffer, (num_reqs, rows, 512), (rows * row_stride, row_stride, 1), shift)
+    request_stride = params.get("request_stride", rows * row_stride)
+    # the last request ends with its rows
+    size = (num_reqs - 1) * request_stride + rows * row_stride + shift if num_reqs else shift
+    buffer = torch.full((size,), SENTINEL, dtype=torch.bfloat16, device=device)
+    return torch.as_strided(buffer, (num_reqs, rows, 512), (request_stride, row_stride, 1), shift)
 
 
 def _whole(out: torch.Tensor) -> torch.Tensor:
