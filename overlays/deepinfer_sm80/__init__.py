@@ -25,7 +25,8 @@ _log = logging.getLogger(__name__)
 # (module, symbol) → op, and the ops that a hook's skip left to stock
 _bound: dict[tuple[str, str], str] = {}
 _skipped: set[str] = set()
-_announced: set[str] = set()
+# the ops in the last line that was logged at INFO; None before the first
+_announced: set[str] | None = None
 
 
 def bind(name: str, skip: tuple[str, ...] = ()) -> None:
@@ -88,16 +89,17 @@ def report() -> dict[str, Any]:
 
 
 def _announce(name: str, device: gate.Device, ops: set[str], off: Iterable[str]) -> None:
-    """One line per process at INFO; a bind that adds no op is of interest to nobody but us."""
-    new = ops - _announced
-    _announced.update(ops)
+    """One line per process at INFO, also if nothing is bound; a bind that adds no op is of interest to nobody but us."""
+    global _announced
+    level = logging.DEBUG if _announced is not None and ops <= _announced else logging.INFO
+    _announced = ops | (_announced or set())
     parts = [f"DeepInfer {__version__}: {device.arch}{' (forced)' if device.forced else ''}"]
     parts.append(f"bound {', '.join(sorted(_announced)) or 'nothing'}")
     if _skipped:
         parts.append(f"not installed: {', '.join(sorted(_skipped))}")
     if off:
         parts.append(f"switched off: {', '.join(off)}")
-    _log.log(logging.INFO if new else logging.DEBUG, "%s (%s)", "; ".join(parts), name)
+    _log.log(level, "%s (%s)", "; ".join(parts), name)
 
 
 def _check_skip(skip: Iterable[str]) -> None:

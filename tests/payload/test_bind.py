@@ -282,6 +282,14 @@ def test_the_line_names_what_is_left_to_stock(payload, cache_utils, caplog, monk
     assert "switched off: combine" in caplog.text
 
 
+def test_the_line_says_that_nothing_is_bound(payload, cache_utils, caplog, monkeypatch):
+    monkeypatch.setenv("DEEPINFER_DISABLE_OPS", "combine,gather")
+    with caplog.at_level(logging.INFO):
+        payload.bind(CACHE_UTILS)
+        payload.bind(CACHE_UTILS)
+    assert [("bound nothing; switched off: combine, gather" in line) for line in caplog.messages] == [True]
+
+
 def test_report_is_json_and_its_digest_is_the_installers(payload, cache_utils):
     payload.bind(CACHE_UTILS)
     report = json.loads(json.dumps(payload.report()))
