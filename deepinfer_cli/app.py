@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
@@ -24,6 +25,7 @@ def _verb(arguments: Sequence[str]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code; every failure is said here, once."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # a path that the terminal's encoding cannot show must not end a command
         if isinstance(stream, TextIOWrapper):
@@ -43,6 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as error:
         # Typer's way out when its own output met a closed pipe
         return error.code if isinstance(error.code, int) else int(ExitCode.FAILED)
+    except OSError as error:
+        _traceback(arguments)
+        out.error(_io_error(error), verb)
+        return int(ExitCode.FAILED)
     except Exception as error:
         _traceback(arguments)
         _unexpected(error, verb, out, shown="--debug" in arguments)
@@ -55,6 +61,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 def entry() -> None:
     """The console script."""
     sys.exit(main())
+
+
+def _open_closed_streams() -> None:
+    """A stream that the caller closed (`>&-`) leads nowhere, and no file of ours gets its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115  # for good
+
+
+def _io_error(error: OSError) -> FailedError:
+    return FailedError(
+        f"a file or folder cannot be used: {error.strerror or error}",
+        code="io-error",
+        hint="its permissions, or the disk; --debug shows where",
+        paths=(str(error.filename),) if error.filename else (),
+    )
 
 
 def _traceback(arguments: Sequence[str]) -> None:

@@ -221,6 +221,12 @@ class Output:
             stream.flush()
         except BrokenPipeError:
             self._silence(stream)
+        except OSError as error:
+            self._silence(stream)
+            if stream is sys.stdout:
+                raise FailedError(
+                    f"the output cannot be written: {error.strerror or error}", code="io-error"
+                ) from error
 
     def _silence(self, stream: TextIO) -> None:
         self._dead.add(id(stream))

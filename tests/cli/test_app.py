@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -190,6 +191,40 @@ def test_a_closed_pipe_is_quiet_and_does_not_stop_the_command(real_release: Call
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
     assert deepinfer("status", "--target", site).returncode == 0
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_does_not_stop_the_command(real_release: Callable[..., Path], closed: str) -> None:
+    site = real_release("0.33.0")
+    command = f"{sys.executable} -m deepinfer_cli install --target '{site}' --arch sm80 --yes {closed}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+    assert deepinfer("status", "--target", site).returncode == 0
+
+
+@pytest.mark.parametrize("json", ["", "--json"])
+def test_a_full_disk_under_the_output_is_said(real_release: Callable[..., Path], json: str) -> None:
+    command = (
+        f"{sys.executable} -m deepinfer_cli status --target '{real_release('0.33.0')}' {json} > /dev/full"
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "error[io-error]: the output cannot be written: No space left on device\n" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_file_that_cannot_be_read_is_no_bug(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/opt/vllm/.deepinfer/record.json")
+
+    monkeypatch.setattr(status, "run", broken)
+    run = cli("status")
+    assert run.code == 1
+    assert run.err.splitlines()[:2] == [
+        "error[io-error]: a file or folder cannot be used: Permission denied",
+        "  /opt/vllm/.deepinfer/record.json",
+    ]
+    assert "Traceback" in cli("status", "--debug").err
 
 
 def heavy_imports(*arguments: object) -> str:
