@@ -85,6 +85,14 @@ def _check_folder(opts: ExportOptions) -> None:
         return
     if opts.into is None:
         raise UsageError(f"export {opts.form} needs --into DIR", code="usage")
+    if (opts.into / "vllm" / "__init__.py").exists():
+        # not even with --force: an export has no journal and no backups
+        raise RefusedError(
+            "the folder holds a vLLM",
+            code="output-exists",
+            hint=f"name a new folder; `deepinfer install --target {shlex.quote(str(opts.into))}` is what writes into a vLLM",
+            paths=(opts.into,),
+        )
     if opts.into.exists() and (not opts.into.is_dir() or any(opts.into.iterdir())) and not opts.force:
         raise RefusedError(
             "the folder is not empty",

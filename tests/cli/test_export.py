@@ -128,3 +128,13 @@ def test_an_installed_vllm_exports_the_same(cli: Cli, fake: FakeVllm) -> None:
     before = cli("export", "patch", "--target", fake.site).out
     install_into(cli, fake)
     assert cli("export", "patch", "--target", fake.site).out == before
+
+
+def test_an_export_never_goes_into_a_vllm(cli: Cli, fake: FakeVllm) -> None:
+    install_into(cli, fake)
+    start = fake.snapshot()
+    for form in ("tree", "docker"):
+        run = cli("export", form, "--target", fake.site, "--into", fake.site, "--force")
+        assert run.code == 4
+        assert "error[output-exists]: the folder holds a vLLM" in run.err
+    assert fake.snapshot() == start
