@@ -87,12 +87,12 @@ def _target(opts: InstallOptions, out: Output) -> Target:
         return common.locate(opts.where, out)
 
     from deepinfer_cli.detect.vllm import find_target
-    from deepinfer_cli.detect.wheel import cached_tree, fetch_tree
+    from deepinfer_cli.detect.wheel import cached_tree, check_folder, fetch_tree
 
     # a second run finds the tree of the first
     if (opts.into / "vllm" / "__init__.py").is_file():
         target = find_target(target=opts.into, python=opts.where.python)
-        if target.version != opts.wheel:
+        if not _same_version(target.version, opts.wheel):
             raise RefusedError(
                 f"{opts.into} holds vLLM {target.version}, not {opts.wheel}",
                 code="into-not-empty",
@@ -101,6 +101,7 @@ def _target(opts: InstallOptions, out: Output) -> Target:
     else:
         with out.progress(None, f"vLLM {opts.wheel}") as progress:
             if opts.dry_run:
+                check_folder(opts.into.resolve())
                 root = cached_tree(opts.wheel, on_progress=progress.say)
             else:
                 root = fetch_tree(opts.wheel, opts.into, on_progress=progress.say)
@@ -108,6 +109,16 @@ def _target(opts: InstallOptions, out: Output) -> Target:
     target = replace(target, reason=f"the files of the vLLM {opts.wheel} wheel")
     common.announce(target, out)
     return target
+
+
+def _same_version(found: str | None, asked: str) -> bool:
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        # `0.33` is 0.33.0 to pip
+        return found is not None and Version(found) == Version(asked)
+    except InvalidVersion:
+        return found == asked
 
 
 def _dry_run(opts: InstallOptions, out: Output, target: Target, decision: ArchDecision) -> Result:

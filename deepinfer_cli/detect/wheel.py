@@ -47,13 +47,7 @@ def fetch_tree(
         FailedError: no pip, no network, or a damaged download.
     """
     into = into.resolve()
-    if into.exists() and (not into.is_dir() or any(into.iterdir())):
-        raise RefusedError(
-            "the folder for the tree is not empty",
-            code="into-not-empty",
-            hint="name a new folder, or `deepinfer install --target` for the vLLM that is in it",
-            paths=(into,),
-        )
+    check_folder(into)
     tree = cached_tree(version, on_progress=on_progress, refresh=not reuse_cache)
     with _writing(into):
         into.parent.mkdir(parents=True, exist_ok=True)
@@ -63,6 +57,21 @@ def fetch_tree(
             tree.parent, staging, ignore=ignore, copy_function=shutil.copyfile, dirs_exist_ok=True
         )
     return into / "vllm"
+
+
+def check_folder(into: Path) -> None:
+    """Refuse a folder that a tree cannot go into.
+
+    Raises:
+        RefusedError: it has content, or is a file.
+    """
+    if into.exists() and (not into.is_dir() or any(into.iterdir())):
+        raise RefusedError(
+            "the folder for the tree is not empty",
+            code="into-not-empty",
+            hint="name a new folder, or `deepinfer install --target` for the vLLM that is in it",
+            paths=(into,),
+        )
 
 
 def cached_tree(version: str, *, on_progress: Progress | None = None, refresh: bool = False) -> Path:
