@@ -170,7 +170,7 @@ class _Planner:
     def _unknown_payload(self, present: tuple[str, ...]) -> None:
         if not present:
             return
-        known = payloads.bundled().files
+        bundled = payloads.bundled()
         wrong = []
         for path in present:
             file = self.site.parent / path
@@ -179,11 +179,14 @@ class _Planner:
                 continue
             change = _change(path, "payload", file.read_bytes(), None)
             self.payload.append(change)
-            if known.get(path.removeprefix(f"{PAYLOAD_DIR}/")) != change.before_sha256:
+            if bundled.files.get(path.removeprefix(f"{PAYLOAD_DIR}/")) != change.before_sha256:
                 wrong.append(path)
         if wrong:
+            found = payloads.load(self.site.parent / PAYLOAD_DIR).version or "unknown"
             raise self._not_verifiable(
-                wrong, "in the overlay's folder without a record, and not this DeepInfer's"
+                wrong,
+                f"in the overlay's folder (version {found}) without a record, and not as in this DeepInfer's "
+                f"{bundled.version}",
             )
 
     def _not_verifiable(self, paths: list[str], what: str) -> RefusedError:
