@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from deepinfer_cli.validate import runner, timing
-from deepinfer_cli.validate.bench_worker import Codegen
+from deepinfer_cli.validate.bench_worker import Codegen, _compiled_for
 from deepinfer_cli.validate.model import CaseResult, Level, Status
 
 
@@ -75,6 +75,14 @@ def test_overlay_code_that_is_not_what_was_asked_for_is_never_labelled(seen):
     codegen = Codegen("sm80", {"overlay": seen})
     with pytest.raises(RuntimeError, match="not for sm80"):
         codegen.name("overlay")
+
+
+def test_code_that_cannot_be_read_is_not_named_by_what_was_asked_for(tmp_path: Path):
+    assert _compiled_for({"metadata": {"arch": "sm80"}, "metadata_group": {}}) == "unknown"
+    ir = tmp_path / "kernel.ttgir"
+    for text, want in (("hip:gfx942", "unknown"), ('"cuda:90"', "native"), ('"cuda:86"', "sm86")):
+        ir.write_text(text)
+        assert _compiled_for({"metadata": {}, "metadata_group": {"kernel.ttgir": str(ir)}}) == want
 
 
 def test_on_an_ampere_card_the_code_is_named_by_the_card():
