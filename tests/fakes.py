@@ -63,6 +63,14 @@ def write(root: Path, files: dict[str, str]) -> None:
         path.write_text(text, encoding="utf-8")
 
 
+def rewrite(path: Path, old: str, new: str) -> None:
+    """Change a file that may be a hard link to the cache: never write through it."""
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.unlink()
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+
 def sources(version: str, layout: str = "deepseek_v41") -> dict[str, str]:
     """The fake release's files, below the `vllm` folder."""
     files = dict(SOURCES) | {"_version.py": f"__version__ = version = '{version}'\n"}

@@ -13,6 +13,7 @@ import pytest
 from deepinfer_cli.overlay import payload as payloads
 from tests.cli.conftest import Cli, Run
 from tests.conftest import RELEASES, git, snapshot
+from tests.fakes import rewrite
 
 pytestmark = pytest.mark.release
 PATCHES = Path(__file__).parents[2] / "patches"
@@ -37,14 +38,6 @@ def done(run: Run) -> Run:
     """Expects success."""
     assert run.code == 0, run.err
     return run
-
-
-def rewrite(path: Path, old: str, new: str) -> None:
-    """Changes a file that is a hard link to the cache."""
-    text = path.read_text(encoding="utf-8")
-    assert old in text
-    path.unlink()
-    path.write_text(text.replace(old, new), encoding="utf-8")
 
 
 @pytest.mark.parametrize("version", RELEASES)

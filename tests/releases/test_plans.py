@@ -15,6 +15,7 @@ from deepinfer_cli.overlay.payload import sha256
 from deepinfer_cli.overlay.plan import plan_install
 from scripts import make_patches
 from tests.conftest import RELEASES, git, snapshot
+from tests.fakes import rewrite
 from tests.overlay.plans import carry_out
 
 pytestmark = pytest.mark.release
@@ -26,18 +27,10 @@ def plan_of(folder, **options):
     return plan_install(find_target(target=folder), payload.bundled(), manifest.load(), **options)
 
 
-def edit(path, old: str, new: str) -> None:
-    """Change a file that may be a hard link: never write through it."""
-    text = path.read_text(encoding="utf-8")
-    assert old in text
-    path.unlink()
-    path.write_text(text.replace(old, new), encoding="utf-8")
-
-
 def rename(folder, version: str) -> None:
     """Make the metadata say `version`."""
     info = next(folder.glob("vllm-*.dist-info"))
-    edit(info / "METADATA", f"Version: {info.name[5:-10]}", f"Version: {version}")
+    rewrite(info / "METADATA", f"Version: {info.name[5:-10]}", f"Version: {version}")
 
 
 @pytest.mark.parametrize("version", RELEASES)
@@ -127,7 +120,9 @@ def test_a_listed_number_on_another_releases_files_is_said(real_release):
 @pytest.mark.parametrize("version", RELEASES)
 def test_one_changed_symbol_is_refused_by_name_and_partial_plans_the_rest(real_release, version):
     folder = real_release(version)
-    edit(folder / CACHE_UTILS, "_SPARSE_PREFILL_TOPK_ALIGNMENT = 128", "_SPARSE_PREFILL_TOPK_ALIGNMENT = 64")
+    rewrite(
+        folder / CACHE_UTILS, "_SPARSE_PREFILL_TOPK_ALIGNMENT = 128", "_SPARSE_PREFILL_TOPK_ALIGNMENT = 64"
+    )
     with pytest.raises(UnsupportedError) as caught:
         plan_of(folder)
     key = "models/{layout}/common/ops/cache_utils.py::_SPARSE_PREFILL_TOPK_ALIGNMENT"
@@ -146,7 +141,7 @@ def test_one_changed_symbol_is_refused_by_name_and_partial_plans_the_rest(real_r
 
 def test_a_changed_caller_takes_both_ops_with_it(real_release):
     folder = real_release("0.33.0")
-    edit(
+    rewrite(
         folder / ROCM,
         "combined_indices, combined_lens = combine_topk",
         "combined_indices, lens = combine_topk",
@@ -184,7 +179,7 @@ def test_the_fork_layout_installs_and_its_files_are_verified(real_release, versi
     assert Origin.of(plan.target).source == ("RECORD" if metadata else "manifest")
     carry_out(plan)
     assert plan_of(folder).adopts
-    edit(folder / hooks[0].path, "import torch", "import torch  # mine")
+    rewrite(folder / hooks[0].path, "import torch", "import torch  # mine")
     with pytest.raises(RefusedError) as caught:
         plan_of(folder)
     assert caught.value.code == "file-drift"
@@ -195,7 +190,7 @@ def test_without_a_record_the_manifests_hashes_tell_what_is_pristine(real_releas
     shutil.rmtree(next(folder.glob("vllm-*.dist-info")))
     plan = plan_of(folder)
     assert (plan.match, plan.target.version) == ("supported", "0.31.0")
-    edit(folder / ROCM, "import torch", "import torch  # mine")
+    rewrite(folder / ROCM, "import torch", "import torch  # mine")
     with pytest.raises(RefusedError) as caught:
         plan_of(folder)
     assert (caught.value.code, caught.value.paths) == ("file-drift", (str(folder / ROCM),))

@@ -10,6 +10,8 @@ from deepinfer_cli import app
 from deepinfer_cli.detect.vllm import find_target
 from deepinfer_cli.validate import static
 from deepinfer_cli.validate.model import Status
+from tests.conftest import RELEASES
+from tests.fakes import rewrite
 
 pytestmark = pytest.mark.release
 CACHE_UTILS = "vllm/models/deepseek_v41/common/ops/cache_utils.py"
@@ -37,7 +39,7 @@ def installed(real_release) -> Path:
     return parent
 
 
-@pytest.mark.parametrize("version", ["0.30.0", "0.31.0", "0.32.0", "0.33.0"])
+@pytest.mark.parametrize("version", RELEASES)
 def test_an_install_passes_every_check_on_every_release(real_release, version):
     parent = real_release(version)
     _install(parent)
@@ -78,26 +80,20 @@ def test_a_hook_block_that_is_gone(installed: Path):
 
 def test_a_hook_block_that_was_edited(installed: Path):
     path = installed / CACHE_UTILS
-    content = path.read_bytes().replace(b"_deepinfer_bind(__name__)", b"pass")
-    path.unlink()
-    path.write_bytes(content)
+    rewrite(path, "_deepinfer_bind(__name__)", "pass")
     assert "the hook block was edited" in _failed(installed)["overlay[hooks]"]
 
 
 def test_a_changed_symbol(installed: Path):
     path = installed / CACHE_UTILS
-    content = path.read_bytes().replace(b"combined_topk = (", b"combined_topk = 1 + (")
-    path.unlink()
-    path.write_bytes(content)
+    rewrite(path, "combined_topk = (", "combined_topk = 1 + (")
     assert "combine_topk_swa_indices is not as in vLLM 0.33.0" in _failed(installed)["overlay[fingerprints]"]
 
 
 def test_a_skipped_op_is_named_and_never_counts_as_passed(real_release):
     parent = real_release("0.33.0")
     path = parent / CACHE_UTILS
-    content = path.read_bytes().replace(b"combined_topk = (", b"combined_topk = 1 + (")
-    path.unlink()
-    path.write_bytes(content)
+    rewrite(path, "combined_topk = (", "combined_topk = 1 + (")
     _install(parent, "--partial", "--force")
     found = _check(parent)
     assert found["overlay[op combine]"] == (Status.SKIPPED, "left to stock by the install (--partial)")
