@@ -159,6 +159,7 @@ def interpreter(python: Path) -> dict[str, Any]:
         [str(python), "-I", "-c", _VERSIONS],
         capture_output=True,
         text=True,
+        errors="replace",
         timeout=_PROBE_TIMEOUT_S,
         check=True,
     )
@@ -199,7 +200,12 @@ def _nvcc() -> Iterator[Row]:
         yield Row("nvcc", "warn", "not found", "TileLang kernels need it; set CUDA_HOME to a CUDA toolkit")
         return
     done = subprocess.run(
-        [nvcc, "--version"], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=True
+        [nvcc, "--version"],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_PROBE_TIMEOUT_S,
+        check=True,
     )
     release = next((line for line in done.stdout.splitlines() if "release" in line), "").strip()
     headers = Path(nvcc).resolve().parent.parent / "include" / "cuda.h"

@@ -46,6 +46,8 @@ def resolve_archs(report: GpuReport, arch: str | None = None) -> ArchDecision:
     archs = tuple(sorted({SERVED[gpu.capability] for gpu in served if gpu.capability}))
     reason = "; ".join(f"GPU {gpu.index} {gpu.name} is {gpu.arch}" for gpu in served)
     warnings = [f"GPU {gpu.index} {gpu.name} is ignored: {why_not(gpu)}" for gpu in ignored]
+    if report.problem:
+        warnings.append(f"not every GPU can be read: {report.problem}")
     return ArchDecision(archs, reason, ignored, tuple(warnings))
 
 
@@ -69,7 +71,7 @@ def _refusal(capability: tuple[int, int]) -> str:
 
 def _requested(report: GpuReport, arch: str) -> ArchDecision:
     digits = arch.removeprefix("sm").replace(".", "")
-    if not digits.isdigit() or len(digits) < 2:
+    if not digits.isdecimal() or len(digits) < 2:
         raise UsageError(
             f"--arch {arch!r} is not an architecture",
             code="arch-unknown",

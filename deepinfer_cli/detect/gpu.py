@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import shutil
@@ -94,7 +95,8 @@ def _from_nvml() -> GpuReport:
     except pynvml.NVMLError as error:
         return GpuReport(problem=str(error))
     finally:
-        pynvml.nvmlShutdown()
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
 
 
 def _nvml_problem(nvml: Any, error: Exception) -> str | None:
@@ -159,7 +161,7 @@ def _from_smi() -> GpuReport:
         command = [binary, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=False
+                command, capture_output=True, text=True, errors="replace", timeout=_SMI_TIMEOUT_S, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return GpuReport(problem=f"nvidia-smi: {error}")

@@ -9,10 +9,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 
 from deepinfer_cli.errors import UnsupportedError
 
 TIMEOUT_S = 60
+_SAID_CHARACTERS = 160
 _MARK = "deepinfer-probe:"
 
 # the folder the user stands in is no part of an environment; Python 3.10 has no -P, so it is dropped here
@@ -93,7 +95,9 @@ def probe(python: Path | None = None) -> Probe:
     answers = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if done.returncode != 0 or not answers:
         lines = done.stderr.strip().splitlines()
-        raise _unusable(executable, f"is no working Python: {lines[-1] if lines else 'no answer'}")
+        # what is no Python may repeat the whole script
+        said = shorten(lines[-1], _SAID_CHARACTERS) if lines else "no answer"
+        raise _unusable(executable, f"is no working Python: {said}")
     data = json.loads(answers[-1].removeprefix(_MARK))
     if data["problem"]:
         raise _unusable(executable, f"cannot look for vLLM: {data['problem']}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -140,6 +141,26 @@ def test_nvml_keeps_the_other_gpus_when_one_is_lost() -> None:
     report = read_nvml(nvml)
     assert [(gpu.name, gpu.mig) for gpu in report.gpus] == [("NVIDIA A100", True)]
     assert report.problem == "GPU 1: GPU is lost"
+    assert resolve_archs(report).warnings == ("not every GPU can be read: GPU 1: GPU is lost",)
+
+
+def test_a_shutdown_that_fails_does_not_lose_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(FakeNvml):
+        def nvmlShutdown(self) -> None:
+            raise self.NVMLError(1, "Uninitialized")
+
+    monkeypatch.setitem(sys.modules, "pynvml", Failing([{"name": "NVIDIA A30", "capability": (8, 0)}]))
+    assert [gpu.name for gpu in detect_gpus({}).gpus] == ["NVIDIA A30"]
+
+
+def test_nvidia_smi_may_answer_in_another_encoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_nvml: None
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_bytes(b"#!/bin/sh\necho '0, A30\xae, GPU-1, 8.0, 24576, 580.65.06, Disabled'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(gpu_module.shutil, "which", lambda name: str(program))
+    assert [gpu.arch for gpu in detect_gpus({}).gpus] == ["sm80"]
 
 
 def test_nvml_driver_mismatch_is_a_driver_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +287,7 @@ def test_arch_serves_a_machine_without_a_gpu_and_warns_where_it_differs() -> Non
     assert resolve_archs(GpuReport((card(0, "NVIDIA A100", (8, 0)),)), "8.0").warnings == ()
 
 
-@pytest.mark.parametrize("text", ["ampere", "sm", "sm8x", ""])
+@pytest.mark.parametrize("text", ["ampere", "sm", "sm8x", "sm8\u00b2", ""])
 def test_an_unknown_arch_name_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         resolve_archs(GpuReport(), text)

@@ -248,7 +248,9 @@ def test_an_interpreter_that_is_none(tmp_path, python):
     broken.write_text("#!/bin/sh\nexit 3\n")
     silent = tmp_path / "silent"
     silent.write_text("#!/bin/sh\n")
-    for path in (broken, silent, text):
+    echo = tmp_path / "echo"
+    echo.write_text("#!/bin/sh\necho $* >&2\nexit 1\n")
+    for path in (broken, silent, echo, text):
         path.chmod(0o755 if path is not text else 0o644)
     cases = {
         tmp_path / "none": "does not exist",
@@ -256,10 +258,12 @@ def test_an_interpreter_that_is_none(tmp_path, python):
         text: "cannot be started",
         broken: "is no working Python",
         silent: "is no working Python",
+        echo: "is no working Python",
     }
     for path, words in cases.items():
         error = error_of(python=path)
         assert (error.code, words in error.message) == ("python-unusable", True), error.message
+        assert len(error.message) < 300 + len(str(path)), "an echo of the whole script"
     assert f"--python {quote(str(python))}" in (error_of(python=python.parent.parent).hint or "")
 
 
