@@ -68,7 +68,8 @@ def run(opts: InstallOptions, out: Output) -> Result:
             question = "Adopt this overlay?" if plan.adopts else f"Install into {target.root}?"
             out.require_yes(question, yes=opts.yes)
         record = _apply(plan, decision, opts, out)
-    return _report(opts, out, gpus, decision, plan, record, already=already, recovered=recovered)
+    kept = record.kept[len(before.kept) if before else 0 :]
+    return _report(opts, out, gpus, decision, plan, record, already=already, recovered=recovered, kept=kept)
 
 
 def _check(opts: InstallOptions) -> None:
@@ -123,7 +124,10 @@ def _same_version(found: str | None, asked: str) -> bool:
 
 def _dry_run(opts: InstallOptions, out: Output, target: Target, decision: ArchDecision) -> Result:
     common.refuse_pending(target, opts.where)
+    from deepinfer_cli.overlay.state import refuse_links
+
     record, plan = _plan(target, opts)
+    refuse_links(target.parent, [change.path for change in plan.writes])
     already = record is not None and not plan.writes
     if record is None or not already:
         _show(plan, decision, out)
@@ -192,6 +196,7 @@ def _report(
     *,
     already: bool,
     recovered: str | None,
+    kept: tuple[str, ...],
 ) -> Result:
     target = plan.target
     if already:
@@ -199,7 +204,7 @@ def _report(
     else:
         verb = "adopted" if plan.adopts else "installed"
         out.line(f"{verb} overlay {record.overlay_version} in {target.root}: {_counts(plan)}")
-    for path in record.kept:
+    for path in kept:
         out.warn(f"your edited file was kept as {path}")
     check = livecheck.check(target, record, gpus) if opts.verify else livecheck.not_asked()
     if check.checked or not already:
@@ -210,7 +215,7 @@ def _report(
         "target": common.target_data(target),
         "archs": list(decision.archs),
         "plan": common.plan_data(plan),
-        "kept": list(record.kept),
+        "kept": list(kept),
         "recovered": recovered,
         "check": check.data,
         "restart": [] if already else common.say_restart(target.root, out),

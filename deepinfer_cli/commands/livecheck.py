@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer_cli.detect.gpu import GpuReport
-from deepinfer_cli.detect.target import Target
+from deepinfer_cli.detect.target import Target, TargetKind
 from deepinfer_cli.overlay.record import Record
 from deepinfer_cli.render import joined
 
 _TIMEOUT_S = 300
+_NO_PYTHON = {
+    TargetKind.TREE: "a tree has no interpreter of its own",
+    TargetKind.CHECKOUT: "a checkout has no interpreter of its own",
+    TargetKind.ENVIRONMENT: "--target does not say which interpreter is this environment's",
+}
 _LIVE = Path(__file__).parent.parent / "validate" / "live.py"
 # importing it starts CUDA in the child
 _LEFT_OUT = "amd"
@@ -47,9 +52,7 @@ def not_asked() -> Check:
 def check(target: Target, record: Record, gpus: GpuReport) -> Check:
     """Imports the hooked modules in the target's interpreter, where that is possible."""
     if target.python is None:
-        return _unchecked(
-            "a tree has no interpreter of its own; --python names one that has vLLM's requirements"
-        )
+        return _unchecked(f"{_NO_PYTHON[target.kind]}; --python names one that has vLLM's requirements")
     if not any(gpu.served for gpu in gpus.gpus):
         return _unchecked("no sm80, sm86 or sm89 GPU in this machine")
     request = {
@@ -66,6 +69,7 @@ def check(target: Target, record: Record, gpus: GpuReport) -> Check:
             input=json.dumps(request),
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_TIMEOUT_S,
             check=False,
         )

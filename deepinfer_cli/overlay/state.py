@@ -136,7 +136,7 @@ def preflight(parent: Path, state_dir: Path, sizes: dict[str, int], backup_bytes
         UnsupportedError: a folder cannot be written (`read-only`).
         FailedError: not enough space (`no-space`).
     """
-    _refuse_links(parent, sizes)
+    refuse_links(parent, sizes)
     wanted: dict[Path, int] = {existing_ancestor(state_dir): _SLACK_BYTES + _blocks(backup_bytes)}
     for path, size in sizes.items():
         folder = existing_ancestor((parent / path).parent)
@@ -150,7 +150,12 @@ def _blocks(sizes: Iterable[int]) -> int:
     return sum((size // _BLOCK_BYTES + 1) * _BLOCK_BYTES for size in sizes)
 
 
-def _refuse_links(parent: Path, paths: Iterable[str]) -> None:
+def refuse_links(parent: Path, paths: Iterable[str]) -> None:
+    """Refuse to change what is reached through a symbolic link.
+
+    Raises:
+        RefusedError: a file, or a folder on its way, is one (`symlinked-file`).
+    """
     seen = {
         parent.joinpath(*Path(path).parts[: end + 1])
         for path in paths
