@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from deepinfer_cli.errors import FailedError
-from deepinfer_cli.overlay.files import read, write_atomically
+from deepinfer_cli.overlay.files import read
 
 SCHEMA_VERSION = 1
 NAME = "record.json"
@@ -182,8 +182,3 @@ def check_schema(version: Any, path: Path) -> None:
             hint="use the DeepInfer that installed the overlay, or `pip install --upgrade deepinfer`",
             paths=(path,),
         )
-
-
-def write_record(state_dir: Path, record: Record) -> None:
-    """Write the record in one step: readers see the old one or the new one."""
-    write_atomically(state_dir / NAME, to_json(encode(record)))

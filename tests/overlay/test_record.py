@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from deepinfer_cli.errors import FailedError
-from deepinfer_cli.overlay.record import FileEntry, Record, RecordTarget, read_record, write_record
+from deepinfer_cli.overlay.finish import put_record
+from deepinfer_cli.overlay.record import FileEntry, Record, RecordTarget, encode, read_record
 
 RECORD = Record(
     deepinfer_version="0.1.0",
@@ -35,33 +37,33 @@ def _change(state_dir: Path, **values: object) -> None:
 
 def test_round_trip(tmp_path: Path) -> None:
     assert read_record(tmp_path) is None
-    write_record(tmp_path, RECORD)
+    put_record(tmp_path, encode(RECORD))
     assert read_record(tmp_path) == RECORD
     assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
 
 
 def test_overwriting_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_record(tmp_path, RECORD)
+    put_record(tmp_path, encode(RECORD))
 
     def fail(self: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(OSError):
-        write_record(tmp_path, RECORD)
+        put_record(tmp_path, encode(replace(RECORD, overlay_version="0.2.0")))
     assert read_record(tmp_path) == RECORD
     assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
 
 
 def test_fields_of_a_newer_deepinfer_are_ignored(tmp_path: Path) -> None:
-    write_record(tmp_path, RECORD)
+    put_record(tmp_path, encode(RECORD))
     _change(tmp_path, news=1, target={"root": "/site/vllm", "kind": "tree", "extra": 1})
     found = read_record(tmp_path)
     assert found is not None and found.target.kind == "tree"
 
 
 def test_newer_schema_names_both(tmp_path: Path) -> None:
-    write_record(tmp_path, RECORD)
+    put_record(tmp_path, encode(RECORD))
     _change(tmp_path, schema_version=2)
     with pytest.raises(FailedError, match=r"schema 2.*up to 1") as caught:
         read_record(tmp_path)
@@ -93,7 +95,7 @@ def test_unreadable_record_says_what_to_do(tmp_path: Path, content: str) -> None
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x.py", "vllm/../../x.py"])
 def test_paths_that_lead_outside_are_refused(tmp_path: Path, path: str) -> None:
-    write_record(tmp_path, RECORD)
+    put_record(tmp_path, encode(RECORD))
     for entry in ({"path": path}, {"backup": path}):
         files = [
             {"path": "vllm/x.py", "owner": "hook", "original_sha256": "b", "applied_sha256": "c"} | entry
