@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import shutil
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from deepinfer_cli.overlay import engine, undo
+from deepinfer_cli.overlay import engine, hook, manifest, payload, undo
 from deepinfer_cli.overlay.manifest import Manifest
 from deepinfer_cli.overlay.payload import Payload
 from tests.conftest import FakeVllm, snapshot
@@ -225,6 +226,70 @@ def test_sigkill_at_any_moment(two_hooks: Bench, fake_payload: Payloads, tmp_pat
         run()
         assert _without_copies(_tree(bench)) == after
         assert not bench.litter()
+
+
+def bind_as_the_hooks_do(bench: Bench, major: int) -> int:
+    """Run each hooked file's own block below a stub `vllm`, on a card of capability `major`.0: 0, or 3 if one raised."""
+
+    def load() -> None:
+        sys.dont_write_bytecode = True
+        stub, platforms = types.ModuleType("vllm"), types.ModuleType("vllm.platforms")
+        stub.__path__ = [str(bench.vllm.root)]
+        capability = types.SimpleNamespace(major=major, minor=0)
+        vars(platforms)["current_platform"] = types.SimpleNamespace(
+            is_cuda=lambda: True, get_device_capability=lambda device_id=0: capability
+        )
+        sys.modules.update({"vllm": stub, "vllm.platforms": platforms})
+        importlib.invalidate_caches()
+        for path in (bench.vllm.cache_utils, bench.vllm.rocm):
+            content = path.read_bytes()
+            ast.parse(content)
+            block = content[len(hook.strip(content)) :]
+            name = ".".join(path.relative_to(bench.site).with_suffix("").parts)
+            try:
+                exec(compile(block, str(path), "exec"), {"__name__": name})
+            except RuntimeError as error:
+                assert "interrupted" in str(error)
+                os._exit(3)
+
+    return in_child(load)
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("name", ["install", "rollback"])
+def test_a_half_overlay_of_a_real_release_imports_and_never_serves(
+    name: str, real_release: Callable[..., Path], bench: Bench, fake_payload: Payloads, tmp_path: Path
+) -> None:
+    site = real_release("0.30.0")
+    bench = Bench(FakeVllm(site, "0.30.0", "deepseek_v41"), manifest.load(), payload.bundled())
+    run = _prepare(name, bench, fake_payload)
+    before = _tree(bench)
+    reset = Reset(bench, tmp_path / "copy")
+    names: list[str] = []
+    engine_step, engine._step = engine._step, names.append
+    try:
+        run()
+    finally:
+        engine._step = engine_step
+    after = _tree(bench)
+    hooks = [
+        number
+        for number, step in enumerate(names)
+        if step.startswith("replace ") and "deepinfer_sm80" not in step
+    ]
+    assert len(hooks) == 2
+    refused = 0
+    for number in sorted({*range(0, len(names), 6), *hooks, *(number + 1 for number in hooks)}):
+        reset()
+        assert in_child(run, kill_at=number) == -signal.SIGKILL
+        hooked = any(hook.find(path.read_bytes()) for path in (bench.vllm.cache_utils, bench.vllm.rocm))
+        journal = (bench.state_dir / "journal.json").exists()
+        assert bind_as_the_hooks_do(bench, 9) == 0, names[number]
+        assert not (hooked and journal) or bind_as_the_hooks_do(bench, 8) == 3, names[number]
+        refused += hooked and journal
+        bench.recover()
+        assert _tree(bench) in (before, after)
+    assert refused > 1
 
 
 def test_edit_after_the_crash_is_kept(two_hooks: Bench) -> None:
