@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -176,3 +177,45 @@ def test_a_venv_inside_a_project_of_the_users_leaves_its_repository_alone(
         assert snapshot(project / ".git") == repository
         done(cli("rollback", "--target", site, "--yes"))
     assert git(project, "status", "--porcelain", "--ignored").stdout == ""
+
+
+def test_a_git_checkout(cli: Cli, real_release: Release) -> None:
+    site = real_release("0.33.0")
+    shutil.rmtree(site / "vllm-0.33.0.dist-info")
+    git(site, "init", "-q")
+    git(site, "add", "-A")
+    git(site, "commit", "-q", "-m", "Start")
+    start = snapshot(site, ignore=(".git",))
+    done(install(cli, site))
+    changes = git(site, "status", "--porcelain").stdout.splitlines()
+    assert sorted(changes) == [f" M {CACHE_UTILS}", "?? vllm/deepinfer_sm80/"]
+    status = cli("status", "--target", site, "--json").document["data"]
+    assert (status["state"], status["target"]["kind"]) == ("installed", "checkout")
+    assert (site / ".git" / "deepinfer" / "record.json").is_file()
+    done(cli("verify", "--target", site / "vllm", "--level", "static"))
+    done(cli("rollback", "--target", site, "--yes"))
+    assert git(site, "status", "--porcelain", "--ignored").stdout == ""
+    assert snapshot(site, ignore=(".git",)) == start
+    assert not (site / ".git" / "deepinfer").exists()
+
+
+def test_the_environment_of_an_interpreter(
+    cli: Cli, real_release: Release, tmp_path: Path, gpus: Callable[..., None]
+) -> None:
+    gpus((8, 0), (9, 0))
+    folder = tmp_path / "venv dir"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    python = folder / "bin" / "python"
+    (site,) = folder.glob("lib/python3*/site-packages")
+    real_release("0.33.0", site)
+    start = snapshot(site)
+    run = done(cli("install", "--python", python, "--yes"))
+    assert f"what --python ({python}) imports" in run.err
+    assert "for sm80 (" in run.out
+    # a child of that interpreter tried: it has no torch, and that is said
+    assert "this vLLM cannot be imported here (" in run.out
+    status = cli("status", "--python", python, "--json").document["data"]
+    assert (status["state"], status["target"]["kind"]) == ("installed", "environment")
+    done(cli("verify", "--python", python, "--level", "static"))
+    done(cli("rollback", "--python", python, "--yes"))
+    assert snapshot(site) == start
