@@ -120,3 +120,18 @@ def test_a_kernel_that_keeps_what_it_read_at_capture_fails(graphs):
     assert numerics._replay_graph(_trial(reads_it_again)) == ("", done)
     assert numerics._replay_graph(_trial(keeps_the_table))[0].startswith("graph replay: out:")
     assert numerics._replay_graph(_trial(lambda **_inputs: None))[0].startswith("graph replay: out:")
+
+
+def test_a_kernel_that_is_wrong_on_another_card_fails(monkeypatch: pytest.MonkeyPatch):
+    from deepinfer_sm80 import gate
+
+    oracle = workloads_of("gather").reference.gather
+    monkeypatch.setenv("DEEPINFER_FORCE_ARCH", "sm80")
+
+    def wrong_on_large_cards(**inputs):
+        oracle(**inputs)
+        if gate.device().sm_count > 128:
+            inputs["out"][0, 0, 0] += 1
+
+    assert numerics._sweep_sm_counts(_trial(oracle)) == ("", {"sm_counts": [72, 132]})
+    assert numerics._sweep_sm_counts(_trial(wrong_on_large_cards))[0].startswith("with 132 SMs: out:")
