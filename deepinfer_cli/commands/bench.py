@@ -102,6 +102,9 @@ def _judge(opts: BenchOptions, out: Output, result: dict[str, Any], old: dict[st
         if row["status"] != "PASSED" and row["provider"] != "overlay":
             text = f"{row['op']} {case_text(row['case'])} {row['provider']}"
             out.note(f"not measured: {text}: {row['status']} {row['reason']}")
+    if not errors and not any(row["latency_us"] for row in result["rows"]):
+        problem = ErrorItem("nothing-runnable", "nothing was measured: see the reasons above")
+        return Result("bench", dict(result), ExitCode.UNSUPPORTED, (problem,))
     data = dict(result)
     if old is not None:
         both, gone = results.changes(old, result)

@@ -177,6 +177,11 @@ def _verdict(opts: VerifyOptions, report: VerifyReport) -> tuple[ExitCode, tuple
             ),
         )
     asked = [item for item in report.not_run if item.level.value in opts.levels]
+    ran = {result.level.value for result in report.results if result.status is not Status.SKIPPED}
+    silent = [name for name in opts.levels if name not in ran and opts.case is None]
+    if report.ran and silent and not asked:
+        what = f"level {silent[0]} proved nothing: no case of it ran"
+        return ExitCode.UNSUPPORTED, (ErrorItem("nothing-runnable", what),)
     if asked or not report.ran:
         missing = (asked or list(report.not_run))[:1]
         what = (

@@ -135,6 +135,12 @@ def test_a_red_overlay_is_exit_1_and_a_red_baseline_is_said(case_payload, monkey
     assert "stock: COMPILE_ERROR fp8e4nv" in capsys.readouterr().err
 
 
+def test_a_run_that_measured_nothing_is_no_success(case_payload, monkeypatch, capsys):
+    stock = row(provider="stock", p50=None, status="SKIPPED", reason="no vLLM", ceiling_fraction=None)
+    found = _run(monkeypatch, case_payload, result(stock), providers=("stock",))
+    assert (found.exit_code, found.errors[0].code) == (ExitCode.UNSUPPORTED, "nothing-runnable")
+
+
 @pytest.mark.parametrize("options", [{"ops": ("decode",)}, {"arch": "sm90"}, {"providers": ("magic",)}])
 def test_unknown_choices_are_usage_errors(case_payload, monkeypatch, options):
     with pytest.raises(UsageError):

@@ -183,6 +183,16 @@ def test_skipped_cases_alone_prove_nothing(case_payload, tmp_path, monkeypatch, 
     assert _run(tmp_path, monkeypatch, case_payload).exit_code == ExitCode.UNSUPPORTED
 
 
+def test_a_level_asked_for_proves_nothing_by_skipped_cases(case_payload, tmp_path, monkeypatch, capsys):
+    passed = CaseResult("fake[a]", "fake", Level.INTERPRETER, Status.PASSED)
+    skipped = CaseResult("fake[a]", "fake", Level.NUMERICS, Status.SKIPPED, "too little memory")
+    report = VerifyReport((passed, skipped), (), {"root": "", "digest": ""})
+    monkeypatch.setattr(command.verify, "verify", lambda request, on_event: report)
+    asked = _run(tmp_path, monkeypatch, case_payload, levels=("interpreter", "numerics"))
+    assert (asked.exit_code, asked.errors[0].code) == (ExitCode.UNSUPPORTED, "nothing-runnable")
+    assert _run(tmp_path, monkeypatch, case_payload).exit_code == ExitCode.OK
+
+
 @pytest.mark.parametrize(
     "options",
     [{"levels": ("e2e",)}, {"suite": "huge"}, {"arch": "sm90"}],
