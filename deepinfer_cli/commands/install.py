@@ -62,7 +62,7 @@ def run(opts: InstallOptions, out: Output) -> Result:
     with interruptible(), lock(target.state_dir):
         recovered = common.recover(target.parent, target.state_dir, out)
         before, plan = _plan(target, opts)
-        already = before is not None and not plan.writes
+        already = before is not None and not (plan.writes or plan.accepts)
         if not already:
             _show(plan, decision, out)
             question = "Adopt this overlay?" if plan.adopts else f"Install into {target.root}?"
@@ -128,7 +128,7 @@ def _dry_run(opts: InstallOptions, out: Output, target: Target, decision: ArchDe
 
     record, plan = _plan(target, opts)
     refuse_links(target.parent, [change.path for change in plan.writes])
-    already = record is not None and not plan.writes
+    already = record is not None and not (plan.writes or plan.accepts)
     if record is None or not already:
         _show(plan, decision, out)
         out.line(f"dry run: nothing was written; {plural(len(plan.writes), 'file')} would change")
@@ -158,6 +158,8 @@ def _show(plan: Plan, decision: ArchDecision, out: Output) -> None:
     if plan.upgrade_from:
         verb = "downgrades" if _is_older(plan.overlay_version, plan.upgrade_from) else "upgrades"
         out.line(f"{verb} overlay {plan.upgrade_from} to {plan.overlay_version}")
+    for change in plan.accepts:
+        out.warn(f"{change.path} was edited: it stays as it is, and rollback gives it back with the edit")
     for text in plan.notes:
         out.warn(text)
 

@@ -148,6 +148,8 @@ def hook_changes(
         after = hook.append(pristine, skip) if path in hooked else pristine
         after_hash = sha256(after)
         action = _action(before, after_hash)
+        if users and action is Action.KEEP:
+            note = "not vLLM's own content: stays as it is"
         changes.append(
             FileChange(path, action, HOOK, before, after_hash, after, sha256(pristine), note, users)
         )

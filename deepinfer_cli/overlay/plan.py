@@ -65,6 +65,11 @@ class Plan:
         """The changes that touch the disk."""
         return tuple(change for change in self.changes if change.action is not Action.KEEP)
 
+    @property
+    def accepts(self) -> tuple[FileChange, ...]:
+        """Edited files that stay as they are (`--force`); the record takes them for originals."""
+        return tuple(change for change in self.changes if change.edited and change.action is Action.KEEP)
+
 
 def plan_install(
     target: Target,

@@ -56,7 +56,8 @@ def apply_install(plan: Plan, *, archs: tuple[str, ...], on_step: OnStep | None 
         state_dir = plan.target.state_dir
         refuse_pending(state_dir)
         old = read_record(state_dir)
-        if old is not None and not plan.writes and not plan.adopts and set(archs) <= set(old.arch):
+        done = not (plan.writes or plan.accepts or plan.adopts)
+        if old is not None and done and set(archs) <= set(old.arch):
             return old
         install = _Install(plan, archs, old, Ids.new())
         work, record = install.prepare()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from deepinfer_cli.overlay import hook
 from tests.cli.conftest import Cli, install_into
 from tests.conftest import FakeVllm
 
@@ -21,3 +22,20 @@ def test_a_kept_copy_is_named_once(cli: Cli, fake: FakeVllm) -> None:
     again = install_into(cli, fake, "--json")
     assert again.document["data"]["kept"] == []
     assert "was kept as" not in again.err
+
+
+def test_force_takes_an_edit_beside_the_block_for_the_original(cli: Cli, fake: FakeVllm) -> None:
+    install_into(cli, fake)
+    original = hook.strip(fake.cache_utils.read_bytes())
+    edited = b"# mine\n" + fake.cache_utils.read_bytes()
+    fake.cache_utils.write_bytes(edited)
+    dry = cli("install", "--target", fake.site, "--arch", "sm80", "--force", "--dry-run", "--json")
+    assert dry.document["data"]["already_installed"] is False
+    forced = install_into(cli, fake, "--force")
+    assert "already installed" not in forced.out
+    assert "was edited: it stays as it is" in forced.err
+    assert fake.cache_utils.read_bytes() == edited
+    assert cli("status", "--target", fake.site).code == 0
+    assert install_into(cli, fake).out.startswith("already installed")
+    assert cli("rollback", "--target", fake.site, "--yes").code == 0
+    assert fake.cache_utils.read_bytes() == b"# mine\n" + original
