@@ -1,9 +1,10 @@
 """The one writer: runs a transaction's steps in order, and undoes them when one fails.
 
 Order: journal, copies of users' files, backups of all originals (each read back), all new files staged beside their
-targets and compiled, then one rename per file (hooked files twice where one overlay replaces another), re-hash, empty folders, record, and the journal's removal, which is the
-commit. Whatever is raised before the commit (also Ctrl-C and SIGTERM) restores all files and is raised again; from
-the commit on, signals are ignored until the transaction has ended.
+targets and compiled, then one rename per file (hooked files twice where one overlay replaces another), re-hash, empty
+folders, record, and the journal's removal, which is the commit. Whatever is raised before the commit (also Ctrl-C and
+SIGTERM) restores all files and is raised again; from the commit on, signals are ignored until the transaction has
+ended.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.fakes import RELEASES
+
 from .conftest import (
     CACHE_UTILS,
     COMBINE,
@@ -23,7 +25,6 @@ from .conftest import (
     real_stub,
 )
 
-RELEASES = ("0.30.0", "0.31.0", "0.32.0", "0.33.0")
 CALLERS = ("amd/rocm.py", "nvidia/flashmla.py", "nvidia/flash_mla_mega_attn.py")
 FILES = {CACHE_UTILS: "common/ops/cache_utils.py", ROCM: "amd/rocm.py"}
 OPS = {GATHER: "gather", COMBINE: "combine"}
