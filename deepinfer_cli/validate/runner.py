@@ -101,16 +101,24 @@ def _listen(
             return
         if line is None:
             break
-        if not line.endswith(b"\n"):  # cut off by the worker's death
-            continue
-        event = json.loads(line)
-        done = done or event["event"] == "done"
-        yield event
+        event = _event(line)
+        if event is not None:
+            done = done or event["event"] == "done"
+            yield event
     code = process.wait()
     if done and code == 0:
         yield WorkerEnd(Status.PASSED)
     else:
         yield WorkerEnd(Status.RUNTIME_ERROR, f"the worker {_exit_words(code)}", _tail(stderr))
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """None for a line that a death cut off, and for what the interpreter's start-up files print."""
+    with contextlib.suppress(ValueError):
+        event = json.loads(line)
+        if isinstance(event, dict) and "event" in event:
+            return event
+    return None
 
 
 def _pump(stream: IO[bytes], lines: queue.Queue[bytes | None]) -> None:

@@ -117,6 +117,12 @@ def test_a_line_that_a_death_cut_off_is_no_event(fake_job, tmp_path: Path):
     assert results[0].reason == "the worker ended with exit code 9"
 
 
+def test_what_start_up_files_print_is_no_event(fake_job, tmp_path: Path):
+    (tmp_path / "sitecustomize.py").write_text("print('welcome'); print('{}'); print(3)\n")
+    job = dataclasses.replace(fake_job("good"), path=(tmp_path,))
+    assert _statuses(job) == {"fake[good]": Status.PASSED}
+
+
 _INTERRUPTED = """
 import sys
 from pathlib import Path
