@@ -1,0 +1,108 @@
+"""The rows of one case, on a CPU: real checks, timers that count instead of measuring."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.kernels
+torch = pytest.importorskip("torch")
+
+from types import SimpleNamespace  # noqa: E402
+
+from deepinfer_cli.validate import bench_worker, numerics, timing  # noqa: E402
+from deepinfer_cli.validate.baselines import Provider  # noqa: E402
+from deepinfer_cli.validate.numerics import workloads_of  # noqa: E402
+
+KEYS = [
+    "op", "case", "provider", "codegen", "timing", "latency_us", "bytes", "flops", "ceiling_fraction", "status",
+]  # fmt: skip
+COMBINE = workloads_of("combine")
+ORACLE = COMBINE.reference.combine
+
+
+def _wrong(**inputs):
+    indices, lens = ORACLE(**inputs)
+    return indices, lens + 1
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch):
+    """What was timed, in turn: the results of the calls, one per sample."""
+    results = []
+
+    class Timer:
+        def __init__(self, call, sets):
+            self.call, self.sets = call, sets
+
+        def sample(self):
+            results.append(self.call(self.sets[0])[1].sum().item())
+            return 10.0
+
+    monkeypatch.setattr(bench_worker, "_TIMERS", {"graph": Timer, "events": Timer})
+    monkeypatch.setattr(bench_worker.timing, "input_sets", lambda inputs, touched: [inputs])
+    monkeypatch.setattr(bench_worker.timing, "host_us", lambda call, sets: 3.0)
+    return results
+
+
+def _rows(monkeypatch: pytest.MonkeyPatch, *providers: Provider, seen: str = "sm80"):
+    case = next(case for case in COMBINE.cases("smoke") if case.name == "two-requests")
+    inputs = COMBINE.make_inputs(case, "cpu") | {"out": None}
+    monkeypatch.setattr(bench_worker, "bench_inputs", lambda workloads, case: inputs)
+    codegen = bench_worker.Codegen("sm80", {"overlay": {seen}, "baseline": {"native"}})
+    rows = bench_worker.bench_case(COMBINE, case, list(providers), codegen, copy=1e12)
+    return rows, ORACLE(**inputs)[1].sum().item()
+
+
+def test_a_row_has_the_keys_of_the_schema_and_a_red_provider_no_latency(timed, monkeypatch):
+    ours = Provider("overlay", ORACLE, ("graph", "events"))
+    rows, right = _rows(
+        monkeypatch, ours, Provider("stock", _wrong), Provider("torch", None, ("events",), "no tree")
+    )
+    assert [(row["provider"], row["timing"], row["status"], row["codegen"]) for row in rows] == [
+        ("overlay", "graph", "PASSED", "sm80"),
+        ("overlay", "events", "PASSED", "sm80"),
+        ("stock", "graph", "FAILED", "native"),
+        ("torch", "events", "SKIPPED", "native"),
+    ]
+    assert all(list(row)[: len(KEYS)] == KEYS for row in rows)
+    assert all(set(row) - set(KEYS) == {"host_us"} for row in rows[:2])
+    assert all(set(row) - set(KEYS) == {"reason"} and row["latency_us"] is None for row in rows[2:])
+    assert rows[0]["latency_us"] == {"p20": 10.0, "p50": 10.0, "p80": 10.0}
+    assert rows[0]["ceiling_fraction"] == round(rows[0]["bytes"] / 10e-6 / 1e12, 4)
+    # two timers of ours, and nothing of the one that is wrong
+    assert len(timed) == 2 * timing.ROUNDS and set(timed) == {right}
+
+
+def test_overlay_code_of_another_architecture_gets_no_row(timed, monkeypatch):
+    with pytest.raises(RuntimeError, match="not for sm80"):
+        _rows(monkeypatch, Provider("overlay", ORACLE), seen="native")
+
+
+def test_a_timer_that_fails_leaves_no_latency(timed, monkeypatch):
+    def broken(call, sets):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setitem(bench_worker._TIMERS, "events", broken)
+    rows, _right = _rows(monkeypatch, Provider("overlay", ORACLE, ("graph", "events")))
+    assert [(row["status"], row["latency_us"]) for row in rows] == [("RUNTIME_ERROR", None)] * 2
+    assert timed == []
+
+
+@pytest.mark.parametrize(("touched", "free", "want"), [(100, 10**9, 22), (10**9, 10**9, 7), (100, 4800, 6)])
+def test_inputs_are_rotated_past_l2_as_far_as_memory_allows(monkeypatch, touched, free, want):
+    properties = SimpleNamespace(L2_cache_size=1000)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, free))
+    sets = timing.input_sets({"x": torch.zeros(100, dtype=torch.float32)}, touched)
+    assert len(sets) == want
+    assert len({one["x"].data_ptr() for one in sets}) == want
+
+
+def test_a_case_that_does_not_fit_is_skipped_and_says_what_it_needs(monkeypatch):
+    case = SimpleNamespace(id="x[y]", op="x", memory_bytes=2**30)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (5 * 2**30 - 1, 2**40))
+    result = numerics.run_case(None, case, numerics.Level.NUMERICS)
+    assert (result.status.value, result.reason) == ("SKIPPED", "needs 5.0 GiB of free device memory")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (5 * 2**30, 2**40))
+    assert numerics.run_case(None, case, numerics.Level.NUMERICS).status.value == "RUNTIME_ERROR"
