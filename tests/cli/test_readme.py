@@ -55,6 +55,24 @@ def test_every_error_code_is_documented_with_its_exit_code() -> None:
     assert {code for code in wrong if code not in INTERNAL} == set()
 
 
+def reported() -> set[str]:
+    """Error codes in results: of what a command found, not of what stopped it."""
+    found = set()
+    for path in (ROOT / "deepinfer_cli").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "ErrorItem" and node.args:
+                found |= {
+                    str(each.value) for each in ast.walk(node.args[0]) if isinstance(each, ast.Constant)
+                }
+    return found
+
+
+def test_every_code_of_a_result_is_documented() -> None:
+    assert {
+        code for code in reported() if re.fullmatch(r"[a-z]+(-[a-z]+)*", code)
+    } - documented().keys() == set()
+
+
 @pytest.mark.parametrize("code", list(ExitCode))
 def test_every_exit_code_is_documented(code: ExitCode) -> None:
     assert re.search(rf"^\| {int(code)} \| ", README, re.MULTILINE)
