@@ -75,17 +75,23 @@ def sync_dir(path: Path) -> None:
 
 def write_new(path: Path, content: bytes, owner: Owner | None = None) -> None:
     """Create `path`, which must not exist, and flush it; mode and owner are set before its content is complete."""
+    owner = owner or Owner.for_new_file(path)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        if owner is not None and (owner.uid, owner.gid) != (os.geteuid(), os.getegid()):
-            os.fchown(handle, owner.uid, owner.gid)
-        os.fchmod(handle, NEW_FILE_MODE if owner is None else owner.mode)
+        give(handle, owner)
+        os.fchmod(handle, owner.mode)
         view = memoryview(content)
         while view:
             view = view[os.write(handle, view) :]
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def give(handle: int, owner: Owner) -> None:
+    """Make an open file belong to `owner`."""
+    if (owner.uid, owner.gid) != (os.geteuid(), os.getegid()):
+        os.fchown(handle, owner.uid, owner.gid)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

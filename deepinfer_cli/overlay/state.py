@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deepinfer_cli.errors import DeepInferError, FailedError, RefusedError, UnsupportedError
-from deepinfer_cli.overlay.files import existing_ancestor, make_dirs, remove_dir, write_new
+from deepinfer_cli.overlay.files import Owner, existing_ancestor, give, make_dirs, remove_dir, write_new
 
 LOCK = "lock"
 _POLL_S = 0.05
@@ -41,8 +41,7 @@ def lock(state_dir: Path, timeout_s: float = 0) -> Iterator[None]:
     deadline = time.monotonic() + timeout_s
     handle = _take(state_dir, deadline)
     try:
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        _sign(handle, state_dir / LOCK)
         yield
     finally:
         if _only_lock(state_dir):
@@ -50,6 +49,16 @@ def lock(state_dir: Path, timeout_s: float = 0) -> Iterator[None]:
             (state_dir / LOCK).unlink(missing_ok=True)
             remove_dir(state_dir)
         os.close(handle)
+
+
+def _sign(handle: int, path: Path) -> None:
+    """Whose lock it is, for who waits; the file belongs to vLLM's owner, who must be able to take it after root."""
+    try:
+        give(handle, Owner.for_new_file(path))
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    except OSError as error:
+        raise write_error(error, path) from error
 
 
 def _take(state_dir: Path, deadline: float) -> int:

@@ -271,3 +271,14 @@ def test_file_size_limit(bench: Bench, fake_payload: Callable[..., Payload]) -> 
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert caught.value.code == "no-space"
     assert snapshot(bench.site) == before
+
+
+def test_a_full_disk_under_the_lock_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(FailedError) as caught, state.lock(tmp_path / ".deepinfer"):
+        pass
+    assert caught.value.code == "no-space"
+    assert list(tmp_path.iterdir()) == []

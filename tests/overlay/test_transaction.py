@@ -267,6 +267,16 @@ def test_forced_install_keeps_a_copy_and_rolls_back_to_the_edit(bench: Bench) ->
     assert list(bench.kept().values()) == [mine]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_what_root_installs_belongs_to_the_owner_of_vllm(bench: Bench) -> None:
+    owner = (1234, 4321)
+    for path in (bench.site, *bench.site.rglob("*")):
+        os.chown(path, *owner)
+    bench.install()
+    assert (bench.state_dir / "lock").exists() and (bench.state_dir / "record.json").exists()
+    assert {(path.stat().st_uid, path.stat().st_gid) for path in bench.site.rglob("*")} == {owner}
+
+
 def test_an_edit_inside_our_block_is_refused_and_force_keeps_a_copy(bench: Bench) -> None:
     bench.install()
     edited = bench.vllm.cache_utils.read_bytes().replace(b"(__name__)\n", b"(__name__)\nMINE = 1\n")
