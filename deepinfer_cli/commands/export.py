@@ -113,30 +113,21 @@ def _plan(opts: ExportOptions, target: Any) -> Plan:
 
 
 def _patch(opts: ExportOptions, plan: Plan, out: Output) -> dict[str, Any]:
-    from deepinfer_cli.overlay.patchfile import unified_patch
+    from deepinfer_cli.overlay.patchfile import git_apply, unified_patch
 
     content = unified_patch(plan)
+    where, checkout = plan.target.parent, plan.target.git_dir is not None
     if opts.output is None:
         out.raw(content)
-        out.note(f"apply with: {_git_apply(plan, 'FILE')}")
+        out.note(f"apply with: {git_apply(where, 'FILE', checkout=checkout)}")
         return {"output": None, "patch": content.decode("utf-8", "surrogateescape")}
     try:
         opts.output.write_bytes(content)
     except OSError as error:
         raise _unwritable(opts.output, error) from error
     out.line(f"wrote {opts.output}")
-    out.line(f"apply with: {_git_apply(plan, str(opts.output.absolute()))}")
+    out.line(f"apply with: {git_apply(where, str(opts.output.absolute()), checkout=checkout)}")
     return {"output": str(opts.output.absolute()), "patch": None}
-
-
-def _git_apply(plan: Plan, file: str) -> str:
-    """The command that applies a patch to this target."""
-    parent = plan.target.parent
-    command = shlex.join(["git", "-C", str(parent), "apply", file])
-    if plan.target.git_dir is not None:
-        return command
-    # inside someone else's repository (a venv in a project) git would skip every file and still exit 0
-    return f"GIT_CEILING_DIRECTORIES={shlex.quote(str(parent.parent))} {command}"
 
 
 def _tree(plan: Plan, into: Path) -> list[str]:
@@ -152,7 +143,8 @@ def _tree(plan: Plan, into: Path) -> list[str]:
 def _docker(opts: ExportOptions, plan: Plan, into: Path, out: Output) -> list[str]:
     files = _tree(plan, into)
     mounts = mount_points(files, into.absolute(), opts.container_root)
-    compose = compose_text(mounts, opts.service, f"{IMAGE}:v{plan.release}")
+    version = (plan.target.version or plan.release).partition("+")[0]
+    compose = compose_text(mounts, opts.service, f"{IMAGE}:v{version}")
     options = (f"type=bind,source={source},target={destination},readonly" for source, destination in mounts)
     flags = "".join(f"--mount {shlex.quote(option)}\n" for option in options)
     (into / COMPOSE_FILE).write_text(compose, encoding="utf-8")

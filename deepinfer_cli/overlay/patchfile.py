@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deepinfer_cli.errors import RefusedError
 from deepinfer_cli.overlay import hook
-from deepinfer_cli.overlay.plan import FileChange, Plan
+
+if TYPE_CHECKING:
+    from deepinfer_cli.overlay.changes import FileChange
+    from deepinfer_cli.overlay.plan import Plan
 
 _CONTEXT = 3
 _NO_NEWLINE = b"\\ No newline at end of file\n"
@@ -46,6 +51,15 @@ def write_tree(plan: Plan, into: Path) -> tuple[Path, ...]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     return tuple(contents)
+
+
+def git_apply(parent: Path, *arguments: str, checkout: bool) -> str:
+    """The command that applies a patch at `parent`."""
+    command = shlex.join(["git", "-C", str(parent), "apply", *arguments])
+    if checkout:
+        return command
+    # inside someone else's repository (a venv in a project) git would skip every file and still exit 0
+    return f"GIT_CEILING_DIRECTORIES={shlex.quote(str(parent.parent))} {command}"
 
 
 def _pristine(change: FileChange) -> bytes | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deepinfer_cli.detect.vllm import Target
+from deepinfer_cli.detect.vllm import Target, TargetKind
 from deepinfer_cli.errors import RefusedError
 from deepinfer_cli.overlay import hook
 from deepinfer_cli.overlay import payload as payloads
@@ -20,6 +20,7 @@ from deepinfer_cli.overlay.inspect import (
     hooked_files,
     unhooked,
 )
+from deepinfer_cli.overlay.patchfile import git_apply
 from deepinfer_cli.overlay.payload import sha256
 from deepinfer_cli.overlay.record import FileEntry, Record, read_record
 
@@ -190,9 +191,11 @@ class _Planner:
             )
 
     def _not_verifiable(self, paths: list[str], what: str) -> RefusedError:
+        target = self.site.target
+        undo = git_apply(self.site.parent, "-R", "FILE", checkout=bool(target and target.git_dir))
         hint = (
             f"{reinstall_hint(self.site)}, and delete {self.site.parent / PAYLOAD_DIR} by hand; if it came from "
-            f"`git apply`: `git -C {self.site.parent} apply -R <the patch>`"
+            f"`git apply`: `{undo}`"
         )
         return RefusedError(
             f"{files(paths)} {what}",
@@ -209,10 +212,14 @@ def _change(path: str, owner: str, before: bytes | None, after: bytes | None) ->
 
 
 def reinstall_hint(site: Site) -> str:
-    """The command that gives back vLLM's own files."""
+    """What gives back vLLM's own files."""
     target = site.target
     if target is not None and target.git_dir is not None:
         return f"run `git -C {site.parent} checkout -- <the file>`"
+    version = site.version.partition("+")[0] if site.version else None
+    if target is not None and target.kind is TargetKind.TREE:
+        return f"put back the files of the vLLM {version or ''} wheel".replace("  ", " ")
     python = target.python if target is not None and target.python else "python"
-    version = f"=={site.version.partition('+')[0]}" if site.version else ""
-    return f"run `{python} -m pip install --force-reinstall --no-deps vllm{version}`"
+    return (
+        f"run `{python} -m pip install --force-reinstall --no-deps vllm{f'=={version}' if version else ''}`"
+    )

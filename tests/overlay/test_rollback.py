@@ -299,6 +299,14 @@ def test_unrecorded_with_a_link_in_our_folder_is_refused(
     assert (caught.value.code, caught.value.paths) == ("not-verifiable", (str(link),))
 
 
+def test_no_pip_is_named_where_it_would_install_elsewhere(
+    fake_vllm: Callable[..., FakeVllm], tmp_path: Path
+) -> None:
+    tree = fake_vllm(tmp_path / "tree")
+    hint = rollback_plan.reinstall_hint(rollback_plan.Site.of(tree.target()))
+    assert hint == "put back the files of the vLLM 0.33.0 wheel"
+
+
 def test_leftover_after_an_uninstall(bench: Bench) -> None:
     bench.install()
     site = bench.site
