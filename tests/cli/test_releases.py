@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import venv
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,6 +63,13 @@ def test_the_built_wheel_installs_and_changes_no_torch_or_vllm(
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", wheels, ROOT], check=True)
     wheel = next(wheels.glob("deepinfer-*.whl"))
+    with zipfile.ZipFile(wheel) as archive:
+        folders = {name.partition("/")[0] for name in archive.namelist()}
+        assert folders == {
+            "deepinfer_cli",
+            "deepinfer_sm80",
+            f"deepinfer-{deepinfer_sm80.__version__}.dist-info",
+        }
     folder = tmp_path / "env"
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
