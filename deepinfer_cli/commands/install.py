@@ -11,7 +11,7 @@ from deepinfer_cli.commands.options import TargetOptions
 from deepinfer_cli.detect.arch import ArchDecision, resolve_archs
 from deepinfer_cli.detect.gpu import GpuReport, detect_gpus
 from deepinfer_cli.detect.target import Target
-from deepinfer_cli.errors import ExitCode, RefusedError, UsageError
+from deepinfer_cli.errors import ExitCode, RefusedError, UnsupportedError, UsageError
 from deepinfer_cli.output import Output
 from deepinfer_cli.overlay.changes import Action
 from deepinfer_cli.overlay.plan import Plan
@@ -56,18 +56,29 @@ def run(opts: InstallOptions, out: Output) -> Result:
     if opts.dry_run:
         return _dry_run(opts, out, target, decision)
 
+    from deepinfer_cli.overlay.journal import pending
     from deepinfer_cli.overlay.signals import interruptible
     from deepinfer_cli.overlay.state import lock
 
-    with interruptible(), lock(target.state_dir):
-        recovered = common.recover(target.parent, target.state_dir, out)
+    recovered = None
+    try:
+        with interruptible(), lock(target.state_dir):
+            recovered = common.recover(target.parent, target.state_dir, out)
+            before, plan = _plan(target, opts)
+            already = _is_done(before, plan)
+            if not already:
+                _show(plan, decision, out)
+                question = "Adopt this overlay?" if plan.adopts else f"Install into {target.root}?"
+                out.require_yes(question, yes=opts.yes)
+            record = _apply(plan, decision, opts, out)
+    except UnsupportedError as error:
+        # where nothing may be written, not even a lock, it may still be installed already
+        if error.code != "read-only" or pending(target.state_dir):
+            raise
         before, plan = _plan(target, opts)
-        already = before is not None and not (plan.writes or plan.accepts)
-        if not already:
-            _show(plan, decision, out)
-            question = "Adopt this overlay?" if plan.adopts else f"Install into {target.root}?"
-            out.require_yes(question, yes=opts.yes)
-        record = _apply(plan, decision, opts, out)
+        if before is None or not _is_done(before, plan):
+            raise
+        already, record = True, before
     kept = record.kept[len(before.kept) if before else 0 :]
     return _report(opts, out, gpus, decision, plan, record, already=already, recovered=recovered, kept=kept)
 
@@ -128,7 +139,7 @@ def _dry_run(opts: InstallOptions, out: Output, target: Target, decision: ArchDe
 
     record, plan = _plan(target, opts)
     refuse_links(target.parent, [change.path for change in plan.writes])
-    already = record is not None and not (plan.writes or plan.accepts)
+    already = _is_done(record, plan)
     if record is None or not already:
         _show(plan, decision, out)
         out.line(f"dry run: nothing was written; {plural(len(plan.writes), 'file')} would change")
@@ -148,6 +159,10 @@ def _plan(target: Target, opts: InstallOptions) -> tuple[Record | None, Plan]:
     known = manifest.load(bundled.root / "manifest.toml")
     plan = plan_install(target, bundled, known, record=record, partial=opts.partial, force=opts.force)
     return record, plan
+
+
+def _is_done(record: Record | None, plan: Plan) -> bool:
+    return record is not None and not (plan.writes or plan.accepts)
 
 
 def _show(plan: Plan, decision: ArchDecision, out: Output) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from deepinfer_cli.overlay import hook
+from pathlib import Path
+
+import pytest
+
+from deepinfer_cli.errors import UnsupportedError
+from deepinfer_cli.overlay import hook, state
 from tests.cli.conftest import Cli, install_into
 from tests.conftest import FakeVllm
 
@@ -39,3 +44,21 @@ def test_force_takes_an_edit_beside_the_block_for_the_original(cli: Cli, fake: F
     assert install_into(cli, fake).out.startswith("already installed")
     assert cli("rollback", "--target", fake.site, "--yes").code == 0
     assert fake.cache_utils.read_bytes() == b"# mine\n" + original
+
+
+def test_where_nothing_can_be_written_it_may_be_installed_already(
+    cli: Cli, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(state_dir: Path) -> None:
+        raise UnsupportedError("cannot write", code="read-only")
+
+    arguments = ("install", "--target", fake.site, "--arch", "sm80", "--yes")
+    with monkeypatch.context() as patched:
+        patched.setattr(state, "lock", refuse)
+        assert cli(*arguments).code == 3
+    install_into(cli, fake)
+    monkeypatch.setattr(state, "lock", refuse)
+    again = cli(*arguments)
+    assert (again.code, again.out.startswith("already installed")) == (0, True)
+    (fake.root / "deepinfer_sm80" / "gate.py").unlink()
+    assert cli(*arguments).code == 3
