@@ -44,7 +44,7 @@ class Origin:
             return cls("HEAD", _Head(target))
         rows = _record_rows(target)
         if rows:
-            return cls("RECORD", _Listed(target, rows))
+            return cls("RECORD", _Recorded(target, rows))
         rows = _manifest_rows(target)
         return cls("manifest", _Listed(target, rows)) if rows else cls("none", lambda path: None)
 
@@ -68,6 +68,13 @@ class _Listed:
             if _hex(content.replace(_FORK.encode(), _STOCK.encode())) == self.rows[stock_path]:
                 return _hex(content)
         return self.rows[stock_path]
+
+
+class _Recorded(_Listed):
+    """Hashes from RECORD; from the manifest where RECORD has a row without a usable hash, or none."""
+
+    def __call__(self, path: str) -> str | None:
+        return super().__call__(path) or _Listed(self.target, _manifest_rows(self.target))(path)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -282,6 +283,19 @@ def test_a_record_row_is_the_origin(fake_vllm):
         sha256(fake.cache_utils),
         None,
     )
+
+
+@pytest.mark.parametrize("row", ["", "sha512=abc"])
+def test_a_row_without_a_usable_hash_is_looked_up_in_the_manifest(real_release, row):
+    site = real_release("0.33.0")
+    name = "vllm/models/deepseek_v41/common/ops/cache_utils.py"
+    record = site / "vllm-0.33.0.dist-info" / "RECORD"
+    text = re.sub(f"^{name},[^,]*", f"{name},{row}", record.read_text(), flags=re.MULTILINE)
+    record.unlink()
+    record.write_text(text)
+    origin = Origin.of(find_target(target=site))
+    assert (origin.source, origin.sha256(name)) == ("RECORD", sha256(site / name))
+    assert origin.sha256("vllm/none.py") is None
 
 
 def test_without_record_an_unlisted_version_has_no_origin(fake_vllm):
