@@ -74,7 +74,11 @@ class _Recorded(_Listed):
     """Hashes from RECORD; from the manifest where RECORD has a row without a usable hash, or none."""
 
     def __call__(self, path: str) -> str | None:
-        return super().__call__(path) or _Listed(self.target, _manifest_rows(self.target))(path)
+        found = super().__call__(path)
+        # reading the manifest is slow, and `status` asks for files of other releases too
+        if found is None and self.target.path(path).is_file():
+            found = _Listed(self.target, _manifest_rows(self.target))(path)
+        return found
 
 
 @dataclass(frozen=True)
