@@ -100,6 +100,7 @@ def _target(opts: InstallOptions, out: Output) -> Target:
 
     from deepinfer_cli.detect.vllm import find_target
     from deepinfer_cli.detect.wheel import cached_tree, check_folder, fetch_tree
+    from deepinfer_cli.overlay.signals import interruptible
 
     # a second run finds the tree of the first
     if (opts.into / "vllm" / "__init__.py").is_file():
@@ -111,7 +112,8 @@ def _target(opts: InstallOptions, out: Output) -> Target:
                 hint="name another folder with --into",
             )
     else:
-        with out.progress(None, f"vLLM {opts.wheel}") as progress:
+        # SIGTERM, too, must not leave half a tree
+        with interruptible(), out.progress(None, f"vLLM {opts.wheel}") as progress:
             if opts.dry_run:
                 check_folder(opts.into.resolve())
                 root = cached_tree(opts.wheel, on_progress=progress.say)
