@@ -107,7 +107,7 @@ def run(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None
             continue
         emit({"event": "start", "case": name})
         result = _result(name, op, variant, arch, max_smem)
-        if result.extra.get("shared_bytes") is not None:
+        if not result.status.bad:
             shared[arch].append(result.extra["shared_bytes"])
         if name in plan:
             emit({"event": "result", "result": result.to_json()})
@@ -141,7 +141,7 @@ def _promise(name: str, op: str, arch: str, shared: list[int]) -> CaseResult:
     smallest = min(shared, default=None)
     if smallest is not None and smallest <= SMALL_SHARED_BYTES:
         return CaseResult(name, op, Level.COMPILE, Status.PASSED, extra={"shared_bytes": smallest})
-    found = "no variant compiles" if smallest is None else f"the smallest variant takes {smallest:,} B"
+    found = "no variant passes" if smallest is None else f"the smallest variant takes {smallest:,} B"
     reason = f"{found}, one of at most {SMALL_SHARED_BYTES:,} B of shared memory is promised"
     return CaseResult(name, op, Level.COMPILE, Status.FAILED, reason)
 

@@ -144,6 +144,26 @@ def test_an_ada_build_may_not_convert_fp8_either(case_payload: Path):
     assert (result.status, result.reason) == (Status.FAILED, "the code holds an fp8 conversion")
 
 
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("shared", "faults", "status"),
+    [
+        (49_152, (), Status.PASSED),
+        (49_153, (), Status.FAILED),
+        pytest.param(
+            1_000, ("8 B of register spills",), Status.FAILED, id="a-variant-that-fails-keeps-no-promise"
+        ),
+    ],
+)
+def test_a_small_variant_is_promised(monkeypatch: pytest.MonkeyPatch, shared, faults, status):
+    build = compile_gate.Build(32, shared, 0, 0, 4, 8, mma=False)
+    monkeypatch.setattr(compile_gate, "compile_variant", lambda variant, arch: (build, faults))
+    events = []
+    compile_gate.run({"op": "gather", "archs": ["sm80"], "max_smem": None, "cases": None}, events.append)
+    assert events[-1]["result"]["case"] == "gather[sm80:small]"
+    assert events[-1]["result"]["status"] == status.value
+
+
 def test_every_served_architecture_has_limits():
     from deepinfer_sm80 import gate
 
