@@ -54,6 +54,11 @@ def test_a_vllm_without_the_overlay_fails_and_says_what_to_do(real_release):
     assert list(reasons) == ["overlay[installed]"] and "deepinfer install" in reasons["overlay[installed]"]
 
 
+def test_an_unfinished_transaction(installed: Path):
+    (find_target(target=installed).state_dir / "journal.json").write_text("{}")
+    assert "interrupted" in _failed(installed)["overlay[transaction]"]
+
+
 def test_an_edited_payload_file(installed: Path):
     path = installed / "vllm" / "deepinfer_sm80" / "gate.py"
     path.write_text(path.read_text() + "\n# edited\n")
