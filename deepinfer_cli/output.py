@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from deepinfer_cli import render
-from deepinfer_cli.errors import DeepInferError, ExitCode, FailedError, UsageError
+from deepinfer_cli.errors import DeepInferError, FailedError, UsageError
 from deepinfer_cli.result import SCHEMA_VERSION, ErrorItem, Result
 
 if TYPE_CHECKING:
@@ -257,11 +257,6 @@ def document(result: Result) -> str:
         ],
     }
     return jsonlib.dumps(_plain(content), indent=2, sort_keys=True) + "\n"
-
-
-def failure(command: str, code: str, message: str, exit_code: ExitCode, hint: str | None = None) -> Result:
-    """The result of a command that ended before it had one."""
-    return Result(command, exit_code=exit_code, errors=(ErrorItem(code, message, hint),))
 
 
 def _plain(value: Any) -> Any:
