@@ -179,6 +179,6 @@ def check_schema(version: Any, path: Path) -> None:
         raise FailedError(
             f"{path.name} has schema {version}; this DeepInfer reads up to {SCHEMA_VERSION}",
             code="record-too-new",
-            hint="use the DeepInfer that installed the overlay, or `pip install --upgrade deepinfer`",
+            hint="use the DeepInfer that installed the overlay, or a newer one",
             paths=(path,),
         )
