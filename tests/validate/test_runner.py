@@ -124,10 +124,13 @@ def test_what_start_up_files_print_is_no_event(fake_job, tmp_path: Path):
 
 
 _INTERRUPTED = """
+import signal
 import sys
 from pathlib import Path
 from deepinfer_cli.validate import runner
 job = runner.Job(Path(sys.executable), {request!r}, {env!r}, 300.0)
+# a shell that runs the tests in the background has it ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)
 print("ready", flush=True)
 list(runner.run_cases(job))
 """
