@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from io import TextIOWrapper
 
 import typer
 
 from deepinfer_cli.cli import app
 from deepinfer_cli.errors import DeepInferError, ExitCode, FailedError, Interruption, UsageError
-from deepinfer_cli.output import Output
+from deepinfer_cli.output import Output, silence
 
 # Typer has no public name for it, and its base package changed between versions
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -53,6 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         _traceback(arguments)
         _unexpected(error, verb, out, shown="--debug" in arguments)
         return int(ExitCode.FAILED)
+    finally:
+        # Typer prints by itself; the interpreter would flush again, with a traceback
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                silence(stream)
     if code == ExitCode.INTERRUPTED:
         out.error(Interruption("interrupted", code="interrupted"), verb)
     return int(code or 0)
@@ -83,7 +91,8 @@ def _traceback(arguments: Sequence[str]) -> None:
     if "--debug" in arguments:
         import traceback
 
-        sys.stderr.write(traceback.format_exc())
+        with suppress(OSError):
+            sys.stderr.write(traceback.format_exc())
 
 
 def _usage(error: Exception, verb: str, out: Output) -> int:

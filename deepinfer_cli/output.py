@@ -6,11 +6,11 @@ import json as jsonlib
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from deepinfer_cli import render
 from deepinfer_cli.errors import DeepInferError, FailedError, UsageError
@@ -66,6 +66,7 @@ class Output:
         self.verbose = verbose
         self.color = color and not os.environ.get("NO_COLOR")
         self._dead: set[int] = set()
+        self._lost: OSError | None = None
 
     # results
 
@@ -112,8 +113,8 @@ class Output:
             sys.stdout.flush()
             buffer.write(data)
             buffer.flush()
-        except BrokenPipeError:
-            self._silence(sys.stdout)
+        except OSError as error:
+            self._lose(sys.stdout, error)
 
     def emit(self, result: Result) -> None:
         """Ends a command: its errors in words, or the JSON document."""
@@ -122,6 +123,19 @@ class Output:
             return
         for item in result.errors:
             self._error_lines(item)
+
+    def check(self) -> None:
+        """Says, once the work is done, that what it printed did not arrive.
+
+        Raises:
+            FailedError: a result could not be written (`io-error`); a reader that went away is none.
+        """
+        if self._lost is not None:
+            raise FailedError(
+                f"the output cannot be written: {self._lost.strerror or self._lost}",
+                code="io-error",
+                hint="the command itself has run to its end",
+            ) from self._lost
 
     # everything else
 
@@ -209,28 +223,48 @@ class Output:
         theme = Theme(_THEME if self.color else dict.fromkeys(_THEME, "none"))
         options: dict[str, Any] = {} if self.color else {"color_system": None, "no_color": True}
         return Console(
-            file=stream, theme=theme, markup=False, highlight=False, emoji=False, soft_wrap=False, **options
+            file=cast("TextIO", _Writer(stream, self._write)),
+            theme=theme,
+            markup=False,
+            highlight=False,
+            emoji=False,
+            soft_wrap=False,
+            **options,
         )
 
     def _write(self, stream: TextIO, text: str) -> None:
-        # a reader that went away must not stop an install half way: the rest goes nowhere
+        # what is printed must not stop an install half way, nor a rollback: the rest goes nowhere
         if id(stream) in self._dead:
             return
         try:
             stream.write(text)
             stream.flush()
-        except BrokenPipeError:
-            self._silence(stream)
         except OSError as error:
-            self._silence(stream)
-            if stream is sys.stdout:
-                raise FailedError(
-                    f"the output cannot be written: {error.strerror or error}", code="io-error"
-                ) from error
+            self._lose(stream, error)
 
-    def _silence(self, stream: TextIO) -> None:
+    def _lose(self, stream: TextIO, error: OSError) -> None:
         self._dead.add(id(stream))
         silence(stream)
+        if stream is sys.stdout and not isinstance(error, BrokenPipeError):
+            self._lost = error
+
+
+class _Writer:
+    """A stream for Rich, which writes by itself, also from a thread: a terminal that is gone ends nothing."""
+
+    def __init__(self, stream: TextIO, write: Callable[[TextIO, str], None]) -> None:
+        self._stream = stream
+        self._write = write
+
+    def write(self, text: str) -> int:
+        self._write(self._stream, text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Every write is flushed."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def silence(stream: TextIO) -> None:

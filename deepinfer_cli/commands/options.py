@@ -196,4 +196,5 @@ def run(command: Callable[[Output], Result], json: bool, quiet: bool, verbose: i
     out = Output(json=json, quiet=quiet, verbose=verbose, color=not no_color)
     result = command(out)
     out.emit(result)
+    out.check()
     return int(result.exit_code)

@@ -213,6 +213,40 @@ def test_a_full_disk_under_the_output_is_said(real_release: Callable[..., Path],
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("options", ["", "--json", "--dry-run", "--quiet"])
+@pytest.mark.parametrize("stream", [">", "2>", ">&"])
+def test_the_work_is_done_whatever_becomes_of_the_output(
+    real_release: Callable[..., Path], options: str, stream: str
+) -> None:
+    site = real_release("0.33.0")
+
+    def broken(command: str) -> tuple[int, str]:
+        line = f"{sys.executable} -m deepinfer_cli {command} --target '{site}' {options} {stream} /dev/full"
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+        assert "Traceback" not in done.stderr
+        assert "Exception ignored" not in done.stderr
+        return done.returncode, done.stderr
+
+    code, said = broken("install --arch sm80 --yes")
+    assert code == (0 if stream == "2>" else 1)
+    assert stream != ">" or "error[io-error]: the output cannot be written" in said
+    assert (site / ".deepinfer" / "record.json").exists() == (options != "--dry-run")
+    assert broken("rollback --yes")[0] == (0 if stream == "2>" else 1)
+    assert not (site / ".deepinfer").exists()
+    assert not (site / "vllm" / "deepinfer_sm80").exists()
+
+
+@pytest.mark.parametrize(
+    "command", ["--help", "--version", "status --help", "status --debug --target /nowhere"]
+)
+def test_output_that_cannot_be_written_leaves_no_traceback(command: str) -> None:
+    line = f"{sys.executable} -m deepinfer_cli {command} > /dev/full"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode in {1, 3}
+    assert "Exception ignored" not in done.stderr
+    assert done.stderr.startswith("Traceback") == ("--debug" in command)
+
+
 def test_a_file_that_cannot_be_read_is_no_bug(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "/opt/vllm/.deepinfer/record.json")

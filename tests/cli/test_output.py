@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
@@ -213,6 +214,22 @@ def test_progress_on_a_terminal_leaves_nothing_behind(terminal: Streams) -> None
     assert "verify [1]" in stderr.getvalue()
     assert stderr.getvalue().endswith(("\x1b[2K", "\r\x1b[1A\x1b[2K"))
     assert stdout.getvalue() == ""
+
+
+def test_a_terminal_that_is_gone_ends_no_work(terminal: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, stderr = terminal()
+
+    def gone(_: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(stderr, "write", gone)
+    done = []
+    out = Output()
+    with out.progress(2, "rolling back") as progress:
+        progress.advance("one")
+        done.append("one")
+    out.check()
+    assert done == ["one"]
 
 
 def test_small_texts() -> None:
