@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,20 @@ def test_stock_is_loaded_with_the_overlay_off_and_without_the_models(tmp_path: P
         env=os.environ,
     )
     assert done.stdout.split() == ["stock", "1", "None", "True"], done.stderr
+
+
+def test_our_own_function_is_never_measured_as_stock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "vllm" / "models" / "deepseek_v41").mkdir(parents=True)
+    vllm = types.ModuleType("vllm")
+    vllm.__file__ = str(tmp_path / "vllm" / "__init__.py")
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    ours = types.SimpleNamespace(symbol=lambda: None, __file__="cache_utils.py")
+    monkeypatch.setattr(baselines, "_import_ops", lambda name, parent: ours)
+    assert baselines.load_stock(tmp_path, "symbol")[0] is ours.symbol
+    ours.symbol.__deepinfer__ = {"op": "gather"}
+    with pytest.raises(ImportError, match="bound to the overlay"):
+        baselines.load_stock(tmp_path, "symbol")
 
 
 def test_without_a_vllm_the_stock_rows_say_so():

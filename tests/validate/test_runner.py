@@ -117,6 +117,23 @@ def test_a_line_that_a_death_cut_off_is_no_event(fake_job, tmp_path: Path):
     assert results[0].reason == "the worker ended with exit code 9"
 
 
+def test_the_callers_switches_do_not_reach_a_worker(
+    fake_job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    script = tmp_path / "telling worker"
+    tell = "import json, os; print(json.dumps({'event': 'env', 'env': dict(os.environ)}))"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{tell}"\n')
+    script.chmod(0o755)
+    switches = (
+        "TRITON_INTERPRET", "TRITON_OVERRIDE_ARCH", "DEEPINFER_DISABLE", "DEEPINFER_DISABLE_OPS", "DEEPINFER_FORCE_ARCH",
+    )  # fmt: skip
+    for name in switches:
+        monkeypatch.setenv(name, "1")
+    job = dataclasses.replace(fake_job("a"), python=script, env={"TRITON_INTERPRET": "2"})
+    told = next(iter(runner.events(job)))["env"]
+    assert {name: told.get(name) for name in switches} == dict.fromkeys(switches) | {"TRITON_INTERPRET": "2"}
+
+
 def test_what_start_up_files_print_is_no_event(fake_job, tmp_path: Path):
     (tmp_path / "sitecustomize.py").write_text("print('welcome'); print('{}'); print(3)\n")
     job = dataclasses.replace(fake_job("good"), path=(tmp_path,))
