@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deepinfer_cli import outfile
 from deepinfer_cli.commands.options import TargetOptions
 from deepinfer_cli.commands.verify import check_choice, find_target, interpreter, payload_root
 from deepinfer_cli.errors import ExitCode, UsageError
@@ -56,6 +57,8 @@ def run(opts: BenchOptions, out: Output) -> Result:
         check_choice("--arch", opts.arch, verify.ARCHS)
     for name in opts.providers:
         check_choice("--provider", name, bench.PROVIDERS)
+    if opts.output is not None:
+        outfile.check(opts.output)
     old = results.read(opts.baseline) if opts.baseline else None
     target = find_target(opts.where, out)
     root = payload_root(target, out)

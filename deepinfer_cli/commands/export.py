@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from deepinfer_cli import outfile
 from deepinfer_cli.commands import common
 from deepinfer_cli.commands.options import CONTAINER_ROOT, TargetOptions
-from deepinfer_cli.errors import FailedError, RefusedError, UsageError
+from deepinfer_cli.errors import RefusedError, UsageError
 from deepinfer_cli.output import Output
 from deepinfer_cli.overlay.plan import Plan
 from deepinfer_cli.render import plural
@@ -21,6 +24,8 @@ IMAGE = "vllm/vllm-openai"
 _PAYLOAD = "vllm/deepinfer_sm80"
 COMPOSE_FILE = "compose.deepinfer.yaml"
 FLAGS_FILE = "docker-run.flags"
+# what docker compose takes
+_SERVICE = re.compile(r"[A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,12 @@ def run(opts: ExportOptions, out: Output) -> Result:
     _check_folder(opts)
     if not PurePosixPath(opts.container_root).is_absolute():
         raise UsageError(f"--container-root {opts.container_root} is not an absolute path", code="usage")
+    if not _SERVICE.fullmatch(opts.service):
+        raise UsageError(
+            f"--service {opts.service!r} is not the name of a compose service",
+            code="usage",
+            hint="letters, digits, dots, dashes and underscores",
+        )
     target = common.locate(opts.where, out)
     common.refuse_pending(target, opts.where)
     plan = _plan(opts, target)
@@ -66,10 +77,7 @@ def run(opts: ExportOptions, out: Output) -> Result:
     if opts.form == "patch":
         return Result("export", data | _patch(opts, plan, out))
     assert opts.into is not None
-    try:
-        written = _tree(plan, opts.into) if opts.form == "tree" else _docker(opts, plan, opts.into, out)
-    except OSError as error:
-        raise _unwritable(opts.into, error) from error
+    written = _tree(plan, opts.into) if opts.form == "tree" else _docker(opts, plan, opts.into, out)
     if opts.form == "tree":
         out.line(f"wrote {plural(len(written), 'file')} below {opts.into}")
         # plain cp would write through a hard link, into uv's cache and every environment made from it
@@ -80,8 +88,16 @@ def run(opts: ExportOptions, out: Output) -> Result:
 
 def _check_folder(opts: ExportOptions) -> None:
     if opts.form == "patch":
-        if opts.output and opts.output.exists() and not opts.force:
-            raise RefusedError("the file exists", code="output-exists", hint="--force", paths=(opts.output,))
+        if opts.output is None:
+            return
+        outfile.check(opts.output)
+        if opts.output.is_file() and not opts.force:
+            raise RefusedError(
+                "the file exists",
+                code="output-exists",
+                hint="name a new file, or pass --force to write over it",
+                paths=(opts.output,),
+            )
         return
     if opts.into is None:
         raise UsageError(f"export {opts.form} needs --into DIR", code="usage")
@@ -93,7 +109,9 @@ def _check_folder(opts: ExportOptions) -> None:
             hint=f"name a new folder; `deepinfer install --target {shlex.quote(str(opts.into))}` is what writes into a vLLM",
             paths=(opts.into,),
         )
-    if opts.into.exists() and (not opts.into.is_dir() or any(opts.into.iterdir())) and not opts.force:
+    if opts.into.exists() and not opts.into.is_dir():
+        raise UsageError(f"--into {opts.into} is a file", code="usage", hint="name a new or empty folder")
+    if opts.into.is_dir() and any(opts.into.iterdir()) and not opts.force:
         raise RefusedError(
             "the folder is not empty",
             code="output-exists",
@@ -121,34 +139,55 @@ def _patch(opts: ExportOptions, plan: Plan, out: Output) -> dict[str, Any]:
         out.raw(content)
         out.note(f"apply with: {git_apply(where, 'FILE', checkout=checkout)}")
         return {"output": None, "patch": content.decode("utf-8", "surrogateescape")}
-    try:
-        opts.output.write_bytes(content)
-    except OSError as error:
-        raise _unwritable(opts.output, error) from error
+    outfile.write(opts.output, content)
     out.line(f"wrote {opts.output}")
     out.line(f"apply with: {git_apply(where, str(opts.output.absolute()), checkout=checkout)}")
     return {"output": str(opts.output.absolute()), "patch": None}
 
 
-def _tree(plan: Plan, into: Path) -> list[str]:
+def _tree(plan: Plan, into: Path, more: dict[str, str] | None = None) -> list[str]:
+    """Write the plan's files, and `more`, into `into`: on a full disk nothing of them is left there."""
     from deepinfer_cli.overlay.patchfile import write_tree
 
-    # with --force an export takes the place of an earlier one
-    shutil.rmtree(into / _PAYLOAD, ignore_errors=True)
-    for change in plan.changes:
-        (into / change.path).unlink(missing_ok=True)
-    return sorted(path.relative_to(into).as_posix() for path in write_tree(plan, into))
+    made = next(
+        (folder for folder in (*reversed(into.absolute().parents), into) if not folder.exists()), None
+    )
+    staging = None
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(dir=into, prefix=".deepinfer-export-"))
+        files = [path.relative_to(staging) for path in write_tree(plan, staging)]
+        for name, text in (more or {}).items():
+            (staging / name).write_text(text, encoding="utf-8")
+        # with --force an export takes the place of an earlier one
+        shutil.rmtree(into / _PAYLOAD, ignore_errors=True)
+        for change in plan.changes:
+            (into / change.path).unlink(missing_ok=True)
+        for path in (*files, *map(Path, more or ())):
+            (into / path).parent.mkdir(parents=True, exist_ok=True)
+            (staging / path).replace(into / path)
+        shutil.rmtree(staging)
+    except BaseException as error:
+        if staging is not None:
+            shutil.rmtree(staging, ignore_errors=True)
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise outfile.failed(error, into) from error
+        raise
+    return sorted(path.as_posix() for path in files)
 
 
 def _docker(opts: ExportOptions, plan: Plan, into: Path, out: Output) -> list[str]:
-    files = _tree(plan, into)
+    from deepinfer_cli.overlay.patchfile import exported
+
+    files = sorted(path for path, _ in exported(plan))
     mounts = mount_points(files, into.absolute(), opts.container_root)
     version = (plan.target.version or plan.release).partition("+")[0]
     compose = compose_text(mounts, opts.service, f"{IMAGE}:v{version}")
     options = (f"type=bind,source={source},target={destination},readonly" for source, destination in mounts)
     flags = "".join(f"--mount {shlex.quote(option)}\n" for option in options)
-    (into / COMPOSE_FILE).write_text(compose, encoding="utf-8")
-    (into / FLAGS_FILE).write_text(flags, encoding="utf-8")
+    _tree(plan, into, {COMPOSE_FILE: compose, FLAGS_FILE: flags})
     out.line(f"wrote {plural(len(files), 'file')} and {COMPOSE_FILE}, {FLAGS_FILE} to {into}")
     out.line(f"docker compose -f your-compose.yaml -f {into.absolute() / COMPOSE_FILE} up")
     out.line("or add to docker run:")
@@ -185,7 +224,3 @@ def compose_text(mounts: list[tuple[str, str]], service: str, image: str) -> str
             "          create_host_path: false",
         ]
     return "\n".join(lines) + "\n"
-
-
-def _unwritable(path: Path, error: OSError) -> FailedError:
-    return FailedError(f"cannot write: {error.strerror or error}", code="write-failed", paths=(path,))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deepinfer_cli import outfile
 from deepinfer_cli.commands import common
 from deepinfer_cli.commands.options import TargetOptions
 from deepinfer_cli.detect.target import Target
@@ -59,6 +60,8 @@ def run(opts: VerifyOptions, out: Output) -> Result:
         FailedError: a transaction is unfinished, or the overlay changed during the check.
     """
     levels = parse_levels(opts.levels)
+    if opts.output is not None:
+        outfile.check(opts.output)
     check_choice("--suite", opts.suite, SUITES)
     if opts.arch is not None:
         check_choice("--arch", opts.arch, verify.ARCHS)
@@ -160,7 +163,7 @@ def _finish(opts: VerifyOptions, out: Output, request: verify.Request, report: V
     out.line(_sentence(report))
     result = Result("verify", _data(request, report), *_verdict(opts, report))
     if opts.output is not None:
-        opts.output.write_text(document(result), encoding="utf-8")
+        outfile.write(opts.output, document(result).encode())
         out.note(f"written to {opts.output}")
     return result
 

@@ -28,17 +28,22 @@ def unified_patch(plan: Plan) -> bytes:
     return b"".join(_file(change) for change in sorted(plan.changes, key=lambda change: change.path))
 
 
+def exported(plan: Plan) -> tuple[tuple[str, bytes], ...]:
+    """Path and content of every file that the overlay adds or changes."""
+    return tuple(
+        (change.path, change.content)
+        for change in plan.changes
+        if change.content is not None and change.content != _pristine(change)
+    )
+
+
 def write_tree(plan: Plan, into: Path) -> tuple[Path, ...]:
     """Write the added and changed files below `into` (`into/vllm/…`), for `cp -r`; returns them.
 
     Raises:
         RefusedError: some of them are there already; nothing is written.
     """
-    contents = {
-        into / change.path: change.content
-        for change in plan.changes
-        if change.content is not None and change.content != _pristine(change)
-    }
+    contents = {into / path: content for path, content in exported(plan)}
     present = tuple(path for path in contents if path.exists())
     if present:
         raise RefusedError(

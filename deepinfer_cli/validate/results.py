@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deepinfer_cli import outfile
 from deepinfer_cli.errors import FailedError
 
 SCHEMA_VERSION = 1
@@ -32,8 +33,7 @@ def commit(digest: str) -> str:
 
 def write(result: dict[str, Any], path: Path) -> None:
     """Writes a result file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    outfile.write(path, (json.dumps(result, indent=1) + "\n").encode())
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -47,9 +47,18 @@ def read(path: Path) -> dict[str, Any]:
         # the document of `bench --json` holds the same content
         result = document.get("data", document)
         version, rows = result["schema_version"], result["rows"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
         raise FailedError(
-            f"{path} is no result file of `deepinfer bench`: {error}", code="result-unreadable"
+            f"the result file cannot be read: {error.strerror or error}",
+            code="result-unreadable",
+            hint="name a file that `deepinfer bench --output FILE` wrote",
+            paths=(path,),
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FailedError(
+            f"{path} is no result file of `deepinfer bench`: {error}",
+            code="result-unreadable",
+            hint="name a file that `deepinfer bench --output FILE` wrote",
         ) from error
     if version != SCHEMA_VERSION or not isinstance(rows, list):
         raise FailedError(

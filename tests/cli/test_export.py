@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shlex
 import shutil
 import subprocess
@@ -78,6 +79,49 @@ def test_a_tree_copied_over_vllm_gives_the_installed_tree(
     assert peer.read_bytes() == stock
 
 
+def test_a_patch_goes_to_a_device_and_not_to_a_folder(cli: Cli, fake: FakeVllm, tmp_path: Path) -> None:
+    assert cli("export", "patch", "--target", fake.site, "--output", "/dev/null").code == 0
+    run = cli("export", "patch", "--target", fake.site, "--output", tmp_path)
+    assert (run.code, run.err) == (2, f"error[usage]: {tmp_path} is a folder\nhint: name a file\n")
+    file = tmp_path / "file"
+    file.write_text("mine")
+    run = cli("export", "tree", "--target", fake.site, "--into", file, "--force")
+    assert run.code == 2
+    assert f"--into {file} is a file" in run.err
+
+
+@pytest.mark.parametrize("service", ["", "a:b", "my llm"])
+def test_a_service_that_compose_would_refuse_is_refused(
+    cli: Cli, fake: FakeVllm, tmp_path: Path, service: str
+) -> None:
+    run = cli("export", "docker", "--target", fake.site, "--into", tmp_path / "out", "--service", service)
+    assert run.code == 2
+    assert "error[usage]: --service" in run.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("form", ["tree", "docker", "patch"])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_full_disk_leaves_no_part_of_an_export(
+    cli: Cli, fake: FakeVllm, tmp_path: Path, form: str, again: bool
+) -> None:
+    out = tmp_path / "new" / "out"
+    where = ("--output", out) if form == "patch" else ("--into", out)
+    if again:
+        assert cli("export", form, "--target", fake.site, *where).code == 0
+    start = snapshot(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        run = cli("export", form, "--target", fake.site, *where, "--force")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert run.code == 1
+    assert "error[no-space]" in run.err
+    assert out.exists() == again
+    assert form == "patch" or snapshot(tmp_path) == start
+
+
 @pytest.mark.parametrize("form", ["tree", "docker"])
 def test_a_folder_with_content_is_refused_without_force(
     cli: Cli, fake: FakeVllm, tmp_path: Path, form: str
@@ -95,7 +139,7 @@ def test_a_folder_with_content_is_refused_without_force(
 
 def test_docker_mounts_files_read_only_and_never_the_tree(cli: Cli, fake: FakeVllm, tmp_path: Path) -> None:
     into = tmp_path / "mounts"
-    run = cli("export", "docker", "--target", fake.site, "--into", into, "--service", "my llm")
+    run = cli("export", "docker", "--target", fake.site, "--into", into, "--service", "my-llm")
     assert run.code == 0
     root = "/usr/local/lib/python3.12/dist-packages/vllm"
     flags = (into / "docker-run.flags").read_text().splitlines()
@@ -108,7 +152,7 @@ def test_docker_mounts_files_read_only_and_never_the_tree(cli: Cli, fake: FakeVl
         source = shlex.split(line)[1].split("source=")[1].split(",")[0]
         assert Path(source).exists()
     compose = (into / "compose.deepinfer.yaml").read_text()
-    assert '  "my llm":\n    volumes:\n' in compose
+    assert '  "my-llm":\n    volumes:\n' in compose
     assert compose.count("type: bind") == compose.count("read_only: true") == 2
     assert f'        target: "{root}"\n' not in compose
     assert "# made for the files of vllm/vllm-openai:v0.33.0" in compose
