@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,9 +47,26 @@ def _option(*names: str, help: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, show_default=False, **more)
 
 
+def _path(text: str) -> Path:
+    # Path("") is the folder one stands in, and an unset variable in a script would mean that
+    if not text:
+        raise typer.BadParameter("is empty")
+    return Path(text)
+
+
+def _file(*names: str, help: str, **more: Any) -> Any:
+    return _option(*names, help=help, parser=_path, **more)
+
+
+def _finite(value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number to go by")
+    return value
+
+
 Target = Annotated[
     Path | None,
-    _option(
+    _file(
         "--target",
         metavar="PATH",
         help="The vLLM to work on: the folder that contains `vllm`, `vllm` itself, or a checkout.",
@@ -56,7 +74,7 @@ Target = Annotated[
 ]
 Python = Annotated[
     Path | None,
-    _option(
+    _file(
         "--python",
         metavar="EXE",
         help="Interpreter whose vLLM is meant, and that checks run in; default: this one.",
@@ -97,7 +115,7 @@ Wheel = Annotated[
     ),
 ]
 Into = Annotated[
-    Path | None, _option("--into", metavar="DIR", help="Where --wheel unpacks it: a new or empty folder.")
+    Path | None, _file("--into", metavar="DIR", help="Where --wheel unpacks it: a new or empty folder.")
 ]
 ClearCaches = Annotated[
     bool,
@@ -108,10 +126,10 @@ ClearCaches = Annotated[
 ]
 NoVerify = Annotated[bool, _option("--no-verify", help="Skip the child process that checks what is bound.")]
 PatchFile = Annotated[
-    Path | None, _option("--output", "-o", metavar="FILE", help="Write the patch here, not to stdout.")
+    Path | None, _file("--output", "-o", metavar="FILE", help="Write the patch here, not to stdout.")
 ]
 Overwrite = Annotated[bool, _option("--force", help="Write over what is there.")]
-IntoFolder = Annotated[Path, _option("--into", metavar="DIR", help="A new or empty folder.")]
+IntoFolder = Annotated[Path, _file("--into", metavar="DIR", help="A new or empty folder.")]
 CONTAINER_ROOT = "/usr/local/lib/python3.12/dist-packages/vllm"
 ContainerRoot = Annotated[
     str,
@@ -148,15 +166,20 @@ VerifyArch = Annotated[
 ]
 MaxSmem = Annotated[
     int | None,
-    _option("--max-smem", metavar="BYTES", help="Only kernel variants that take no more shared memory."),
+    _option(
+        "--max-smem", metavar="BYTES", min=1, help="Only kernel variants that take no more shared memory."
+    ),
 ]
-Timeout = Annotated[float | None, _option("--timeout", metavar="SECONDS", help="For one case; default 300.")]
+Timeout = Annotated[
+    float | None,
+    _option("--timeout", metavar="SECONDS", min=0.001, callback=_finite, help="For one case; default 300."),
+]
 OutputFile = Annotated[
-    Path | None, _option("--output", "-o", metavar="FILE", help="Also write the JSON document here.")
+    Path | None, _file("--output", "-o", metavar="FILE", help="Also write the JSON document here.")
 ]
 TorchFrom = Annotated[
     Path | None,
-    _option(
+    _file(
         "--torch-from",
         metavar="PATH",
         help="A vLLM 0.30.0 tree, whose PyTorch function is the `torch` baseline.",
@@ -166,16 +189,20 @@ Provider = Annotated[
     list[str] | None,
     _option("--provider", metavar="NAME", help="overlay, stock, stock-0.30-grid or torch; may be repeated."),
 ]
-RowsFile = Annotated[
-    Path | None, _option("--output", "-o", metavar="FILE", help="Write the result file here.")
-]
+RowsFile = Annotated[Path | None, _file("--output", "-o", metavar="FILE", help="Write the result file here.")]
 Baseline = Annotated[
     Path | None,
-    _option("--baseline", metavar="FILE", help="An earlier result file; a regression is exit code 1."),
+    _file("--baseline", metavar="FILE", help="An earlier result file; a regression is exit code 1."),
 ]
 Threshold = Annotated[
     float,
-    typer.Option("--threshold", metavar="SHARE", help="How much slower than the baseline is a regression."),
+    typer.Option(
+        "--threshold",
+        metavar="SHARE",
+        min=0,
+        callback=_finite,
+        help="How much slower than the baseline is a regression.",
+    ),
 ]
 
 

@@ -92,6 +92,12 @@ def test_shell_completion_is_there() -> None:
         pytest.param(
             ["export", "tree"], "missing option '--into'", "deepinfer export tree --help", id="required"
         ),
+        pytest.param(["status", "--target", ""], "'--target': is empty", "status --help", id="empty"),
+        pytest.param(["verify", "--output="], "is empty", "deepinfer verify --help", id="empty-output"),
+        pytest.param(["verify", "--timeout", "-1"], "--timeout", "deepinfer verify --help", id="negative"),
+        pytest.param(["bench", "--timeout", "nan"], "--timeout", "deepinfer bench --help", id="nan"),
+        pytest.param(["bench", "--threshold", "-1"], "--threshold", "bench --help", id="threshold"),
+        pytest.param(["verify", "--max-smem", "-1"], "--max-smem", "verify --help", id="max-smem"),
         pytest.param(
             ["install", "--wheel", "0.33.0", "--arch", "sm80"], "--wheel and --into", "--into DIR", id="pair"
         ),
@@ -245,6 +251,27 @@ def test_output_that_cannot_be_written_leaves_no_traceback(command: str) -> None
     assert done.returncode in {1, 3}
     assert "Exception ignored" not in done.stderr
     assert done.stderr.startswith("Traceback") == ("--debug" in command)
+
+
+@pytest.mark.parametrize("verb", ["verify", "bench"])
+def test_a_result_file_that_cannot_be_written_is_said_before_the_work(
+    cli: Cli, fake: FakeVllm, tmp_path: Path, verb: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    run = cli(verb, "--target", fake.site, "--output", tmp_path / "file" / "x.json")
+    assert (run.code, run.out) == (1, "")
+    assert run.err.startswith("error[write-failed]: cannot write: Not a directory")
+    assert cli(verb, "--target", fake.site, "--output", tmp_path).code == 2
+
+
+def test_a_baseline_that_is_not_there_says_what_it_should_be(cli: Cli, tmp_path: Path) -> None:
+    run = cli("bench", "--baseline", tmp_path / "x")
+    assert run.code == 1
+    assert run.err.splitlines() == [
+        "error[result-unreadable]: the result file cannot be read: No such file or directory",
+        f"  {tmp_path / 'x'}",
+        "hint: name a file that `deepinfer bench --output FILE` wrote",
+    ]
 
 
 def test_a_file_that_cannot_be_read_is_no_bug(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
