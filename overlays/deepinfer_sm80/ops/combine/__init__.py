@@ -71,6 +71,8 @@ def combine(
         raise ValueError(
             f"negative size: window_size={window_size}, compress_ratio={compress_ratio}, topk={topk}, N={N}"
         )
+    if topk_indices.dim() < 2:
+        raise ValueError(f"topk_indices must have a row per token, has shape {tuple(topk_indices.shape)}")
     num_tokens, num_reqs = topk_indices.shape[0], seq_lens.shape[0]
     if query_start_loc.shape[0] < num_reqs + 1 or gather_lens.shape[0] < num_reqs:
         raise ValueError(
