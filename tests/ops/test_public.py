@@ -65,7 +65,11 @@ def ints(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"topk_indices": torch.zeros(8, dtype=torch.int32)}, ValueError, r"a row per token, has shape \(8,\)"),
+        (
+            {"topk_indices": torch.zeros(8, dtype=torch.int32)},
+            ValueError,
+            r"a row per token, has shape \(8,\)",
+        ),
         ({"window_size": -1}, ValueError, "negative size: window_size=-1"),
         ({"compress_ratio": -2}, ValueError, "compress_ratio=-2"),
         ({"query_start_loc": ints(2)}, ValueError, "2 requests need .* got 2 and 2"),
