@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
 
-from deepinfer_cli.detect.target import Target
+from deepinfer_cli.detect.target import LAYOUTS, Target
 from deepinfer_cli.overlay import fingerprint, hook
 from deepinfer_cli.overlay.manifest import ABSENT, Manifest, Op
 
@@ -90,6 +90,11 @@ def reader(target: Target) -> Callable[[str], bytes | None]:
             return b"\xff"
 
     return read
+
+
+def shown(key: str, layout: str | None) -> str:
+    """A symbol's key for people: with the layout folder that the vLLM has."""
+    return key.replace("{layout}", layout or LAYOUTS[0])
 
 
 def match(manifest: Manifest, version: str | None, observed: dict[str, str]) -> Match:

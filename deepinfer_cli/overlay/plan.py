@@ -100,7 +100,7 @@ def plan_install(
             hint=f"DeepInfer serves vLLM {', '.join(manifest.releases)}",
         )
     found = match.match(manifest, target.version, match.observe(manifest, match.reader(target)))
-    ops = decide(found, target.version, tuple(manifest.releases), partial=partial)
+    ops = decide(found, target, tuple(manifest.releases), partial=partial)
     skip = tuple(sorted(op.name for op in ops if not op.installed))
     modules = found.hooked(tuple(op.name for op in ops if op.installed))
     hooked = tuple(path for path in map(target.module_path, modules) if path)
@@ -128,24 +128,24 @@ def plan_install(
 
 
 def decide(
-    found: match.Match, version: str | None, supported: tuple[str, ...], *, partial: bool
+    found: match.Match, target: Target, supported: tuple[str, ...], *, partial: bool
 ) -> tuple[OpPlan, ...]:
     """Which ops are installed.
 
     Raises:
         UnsupportedError: not all fit and `partial` is off, or none fits.
     """
-    ops = tuple(_op_plan(item) for item in found.ops)
+    ops = tuple(_op_plan(item, target.layout) for item in found.ops)
     if found.kind or (partial and any(op.installed for op in ops)):
         return ops
     usable = [op.name for op in ops if op.installed]
-    claim = f"vLLM {version or 'of unknown version'}"
-    if version == found.release:
+    claim = f"vLLM {target.version or 'of unknown version'}"
+    if target.version == found.release:
         claim += " is listed, but this copy"
     hint = f"DeepInfer serves vLLM {', '.join(supported)} and what is equal to one of them"
     if usable:
         hint = f"--partial installs the ops that fit: {', '.join(usable)}"
-    described = tuple(_describe(found, key) for key in found.differing)
+    described = tuple(_describe(found, key, target.layout) for key in found.differing)
     names = ", ".join(text.partition("::")[2] for text in described[:3]) + (", …" if described[3:] else "")
     raise UnsupportedError(
         f"{claim} differs from every supported release; from {found.release} in {_symbols(described)}: {names}",
@@ -159,16 +159,17 @@ def _symbols(keys: tuple[str, ...]) -> str:
     return "1 symbol" if len(keys) == 1 else f"{len(keys)} symbols"
 
 
-def _op_plan(item: match.OpMatch) -> OpPlan:
+def _op_plan(item: match.OpMatch, layout: str | None) -> OpPlan:
     reason = f"equal to vLLM {item.release}"
     if item.differing:
         reason = f"not as in vLLM {item.release}: {_symbols(item.differing)}"
-    return OpPlan(item.op.name, item.op.group, not item.differing, item.differing, reason)
+    differing = tuple(match.shown(key, layout) for key in item.differing)
+    return OpPlan(item.op.name, item.op.group, not differing, differing, reason)
 
 
-def _describe(found: match.Match, key: str) -> str:
+def _describe(found: match.Match, key: str, layout: str | None) -> str:
     word = {ABSENT: "missing", match.UNREADABLE: "unreadable"}.get(found.observed[key], "changed")
-    return f"{key} ({word})"
+    return f"{match.shown(key, layout)} ({word})"
 
 
 def _notes(found: match.Match, ops: tuple[OpPlan, ...], version: str | None) -> tuple[str, ...]:

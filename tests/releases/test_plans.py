@@ -125,7 +125,7 @@ def test_one_changed_symbol_is_refused_by_name_and_partial_plans_the_rest(real_r
     )
     with pytest.raises(UnsupportedError) as caught:
         plan_of(folder)
-    key = "models/{layout}/common/ops/cache_utils.py::_SPARSE_PREFILL_TOPK_ALIGNMENT"
+    key = "models/deepseek_v41/common/ops/cache_utils.py::_SPARSE_PREFILL_TOPK_ALIGNMENT"
     assert caught.value.paths == (f"{key} (changed)",)
     assert f"vLLM {version} is listed, but" in caught.value.message
     assert "_SPARSE_PREFILL_TOPK_ALIGNMENT (changed)" in caught.value.message
@@ -150,7 +150,7 @@ def test_a_changed_caller_takes_both_ops_with_it(real_release):
         with pytest.raises(UnsupportedError) as caught:
             plan_of(folder, partial=partial)
         assert caught.value.paths == (
-            "models/{layout}/amd/rocm.py::DeepseekV41ROCMAiterMLAAttention._forward_prefill (changed)",
+            "models/deepseek_v41/amd/rocm.py::DeepseekV41ROCMAiterMLAAttention._forward_prefill (changed)",
         )
 
 
