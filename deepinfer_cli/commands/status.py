@@ -13,14 +13,14 @@ from deepinfer_cli.detect.gpu import GpuReport, detect_gpus
 from deepinfer_cli.detect.target import Target, TargetKind
 from deepinfer_cli.errors import DeepInferError, ExitCode
 from deepinfer_cli.output import Output
-from deepinfer_cli.overlay.inspect import Inspection
+from deepinfer_cli.overlay.inspect import FileStatus, Inspection
 from deepinfer_cli.overlay.manifest import Manifest
 from deepinfer_cli.render import joined, plural, table
 from deepinfer_cli.result import ErrorItem, Result
 
 _HEALTHY = {"installed", "not-installed", "unrecorded"}
 _MEANING = {
-    "modified": "files were edited since the install, or are missing",
+    "modified": "files of the overlay or of vLLM were edited, or are missing",
     "stale": "vLLM was reinstalled or upgraded since the install",
     "interrupted": "an install or rollback was interrupted",
     "leftover": "vLLM is gone, files of ours are left",
@@ -33,6 +33,12 @@ _NEXT = {
     "stale": "deepinfer install",
     "interrupted": "deepinfer rollback",
     "leftover": "deepinfer rollback",
+}
+# where files were edited: (state, whether there is a record); the plain command refuses there
+_NEXT_EDITED = {
+    ("not-installed", False): "deepinfer install --force",
+    ("modified", True): "deepinfer rollback --force",
+    ("modified", False): "deepinfer install --force",
 }
 
 
@@ -50,62 +56,97 @@ def run(opts: StatusOptions, out: Output) -> Result:
 
     target = find_target(target=opts.where.target, python=opts.where.python)
     found = inspect(target)
-    if found.state == "unrecorded":
-        found = replace(found, notes=(*found.notes, _adoption(found)))
     gpus = detect_gpus()
-    match = _match(target, found)
+    match, drift = _match(target, found)
+    if drift:
+        note = "`deepinfer install` refuses edited files; with --force it keeps a copy of each and goes on"
+        found = replace(found, files=drift, notes=(*found.notes, note))
+    step = _NEXT[found.state]
+    if found.record is None and found.state == "unrecorded":
+        note, step = _adoption(found)
+        found = replace(found, notes=(*found.notes, note))
+    elif any(one.state.value == "modified" for one in found.files):
+        step = _NEXT_EDITED.get((found.state, found.record is not None), step)
+    step += opts.where.arguments
     out.table(table(("Item", "Value"), _rows(target, found, gpus, match)))
     odd = [one for one in found.files if one.state.value not in {"applied", "pristine"}]
     if odd or out.verbose:
         shown = found.files if out.verbose else tuple(odd)
         out.table(table(("State", "Path", "Note"), ((one.state.value, one.path, one.note) for one in shown)))
-    out.note(f"next: {_NEXT[found.state]}{opts.where.arguments}")
+    out.note(f"next: {step}")
     data = _data(target, found, gpus, match)
     if found.state in _HEALTHY:
         return Result("status", data)
     error = ErrorItem(
         f"overlay-{found.state}",
         _MEANING[found.state],
-        f"{_NEXT[found.state]}{opts.where.arguments}",
+        step,
         tuple(one.path for one in odd),
     )
     return Result("status", data, ExitCode.FAILED, (error,))
 
 
-def _adoption(found: Inspection) -> str:
-    """What `install` does with an overlay that has no record."""
+def _adoption(found: Inspection) -> tuple[str, str]:
+    """What `install` does with an overlay that has no record, and the command for it."""
     from deepinfer_cli.overlay import payload
 
     bundled = payload.bundled()
-    if found.payload_digest == bundled.digest:
-        return "`deepinfer install` adopts it"
+    if found.overlay_version == bundled.version:
+        return "`deepinfer install` adopts it", "deepinfer install"
     return (
         f"its files are not those of this DeepInfer's overlay {bundled.version}: `deepinfer install --force` "
         "replaces it and keeps a copy of each that differs"
-    )
+    ), "deepinfer install --force"
 
 
-def _match(target: Target, found: Inspection) -> dict[str, Any]:
-    """Which release this vLLM is like: from the record, else by looking at its symbols."""
-    if found.record is not None:
-        return {"match": found.record.match, "release": found.record.release, "reason": ""}
-    if found.state != "not-installed":
-        return {"match": None, "release": None, "reason": ""}
+def _match(target: Target, found: Inspection) -> tuple[dict[str, Any], tuple[FileStatus, ...]]:
+    """Which release this vLLM is like, and the files an install would refuse.
+
+    From the record while it is about the vLLM that is there, else by looking at the symbols.
+    """
+    record = found.record
+    if record is not None and found.state != "stale" and record.target.version == target.version:
+        return {"match": record.match, "release": record.release, "reason": ""}, ()
+    if record is None and found.state != "not-installed":
+        return {"match": None, "release": None, "reason": ""}, ()
     from deepinfer_cli.overlay import manifest, payload
 
     bundled = payload.bundled()
     known = manifest.load(bundled.root / "manifest.toml")
     if _is_published(target, known):
-        return {"match": "supported", "release": target.version, "reason": ""}
+        return {"match": "supported", "release": target.version, "reason": ""}, ()
     from deepinfer_cli.overlay import match as matching
 
     if target.layout is None:
-        return {"match": "unsupported", "release": None, "reason": "it has no DeepSeek-V4.1 model folder"}
+        reason = "it has no DeepSeek-V4.1 model folder"
+        return {"match": "unsupported", "release": None, "reason": reason}, ()
     seen = matching.match(known, target.version, matching.observe(known, matching.reader(target)))
+    drift = _drift(target, seen.hooked(tuple(op.name for op in known.ops))) if record is None else ()
     if seen.kind is None:
-        reason = f"{plural(len(seen.differing), 'symbol')} differ from vLLM {seen.release}: {joined(seen.differing)}"
-        return {"match": "unsupported", "release": None, "reason": reason}
-    return {"match": seen.kind, "release": seen.release, "reason": ""}
+        keys = [matching.shown(key, target.layout) for key in seen.differing]
+        verb = "differs" if len(keys) == 1 else "differ"
+        reason = f"{plural(len(keys), 'symbol')} {verb} from vLLM {seen.release}: {', '.join(keys[:3])}"
+        reason += ", …" if keys[3:] else ""
+        return {"match": "unsupported", "release": None, "reason": reason, "differing": keys}, drift
+    return {"match": seen.kind, "release": seen.release, "reason": ""}, drift
+
+
+def _drift(target: Target, modules: tuple[str, ...]) -> tuple[FileStatus, ...]:
+    """The files that an install would hook and that are not vLLM's own; a checkout's are left to git."""
+    from deepinfer_cli.detect.origin import Origin
+    from deepinfer_cli.overlay.files import hash_of
+    from deepinfer_cli.overlay.inspect import FileState, FileStatus
+
+    if target.kind is TargetKind.CHECKOUT:
+        return ()
+    origin = Origin.of(target)
+    found = []
+    for path in filter(None, map(target.module_path, modules)):
+        wanted = origin.sha256(path)
+        if wanted != hash_of(target.path(path)):
+            what = f"not as in vLLM {target.version}" if wanted else "nothing says what vLLM's own was"
+            found.append(FileStatus(path, "hook", FileState.MODIFIED, what))
+    return tuple(found)
 
 
 def _is_published(target: Target, known: Manifest) -> bool:

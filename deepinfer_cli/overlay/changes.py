@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -70,7 +71,11 @@ def payload_changes(
     folder = f"{PACKAGE}/{OVERLAY}"
     wanted = {f"{folder}/{name}": name for name in sorted(payload.files)}
     _check_folders(target, folder, tuple(wanted))
+    other = None if record else unrecorded_version(target)
     present = _present(target, folder)
+    if other in (None, payload.version):
+        # what else lies there is a user's and stays; only an overlay of another version may have had more files
+        present &= {*wanted, *recorded}
     changes: list[FileChange] = []
     foreign: list[str] = []
     edited: list[str] = []
@@ -88,7 +93,6 @@ def payload_changes(
         )
         action = _action(before, after)
         changes.append(FileChange(path, action, PAYLOAD, before, after, content, note=note, edited=not ours))
-    other = None if record else unrecorded_version(target)
     if foreign and not force and other not in (None, payload.version):
         raise RefusedError(
             f"an overlay of version {other} is there without a record; this DeepInfer brings {payload.version}",
@@ -250,6 +254,7 @@ def _drift(target: Target, paths: list[str], what: str) -> RefusedError:
     return RefusedError(
         f"{files(paths)} {what}",
         code="file-drift",
-        hint="`deepinfer status` shows what changed; undo the edits, or pass --force to keep a copy and go on",
+        hint=f"`deepinfer status --target {shlex.quote(str(target.parent))}` shows what changed; undo the edits, or "
+        "pass --force to keep a copy and go on",
         paths=tuple(target.path(path) for path in paths),
     )

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from deepinfer_cli.detect.vllm import Origin, Target
+from deepinfer_cli.detect.vllm import Origin, Target, TargetKind
 from deepinfer_cli.overlay import hook
 from deepinfer_cli.overlay import journal as journals
 from deepinfer_cli.overlay import payload as payloads
 from deepinfer_cli.overlay.files import hash_of, read
-from deepinfer_cli.overlay.payload import PACKAGE, sha256
+from deepinfer_cli.overlay.payload import PACKAGE, Payload, sha256
 from deepinfer_cli.overlay.record import FileEntry, Record, read_record
 
 PAYLOAD_DIR = f"vllm/{PACKAGE}"
@@ -174,6 +174,16 @@ def _recorded(site: Site, record: Record) -> Inspection:
         files.append(FileStatus(entry.path, entry.owner, state, note))
     extra = extra_files(site, {entry.path for entry in record.files})
     notes = [f"{path} is not DeepInfer's" for path in extra]
+    notes += [
+        f"the backup of {entry.path} is missing or damaged: rollback needs it once that file was edited or is gone"
+        for entry in record.files
+        if entry.backup and hash_of(site.state_dir / entry.backup) != entry.original_sha256
+    ]
+    notes += [
+        f"{entry.path} had edits before the install: rollback gives it back with them"
+        for entry in record.files
+        if (record.kept or record.adopted) and _was_edited(entry, site, record)
+    ]
     if site.version != record.target.version:
         notes.append(f"installed into vLLM {record.target.version}, found {site.version}")
     digest = record.payload_digest
@@ -188,6 +198,13 @@ def _recorded(site: Site, record: Record) -> Inspection:
         payload_digest=digest or None,
         notes=tuple(notes),
     )
+
+
+def _was_edited(entry: FileEntry, site: Site, record: Record) -> bool:
+    """Whether `install --force` accepted a file that is not vLLM's own."""
+    if entry.owner == "payload" or site.moved(record):
+        return False
+    return _cheap_origin(site, entry.path) not in (None, entry.original_sha256)
 
 
 def _overall(site: Site, record: Record, files: list[FileStatus]) -> str:
@@ -210,17 +227,23 @@ def _unrecorded(site: Site) -> Inspection:
     present = extra_files(site, set())
     if not hooks and not present:
         return Inspection("not-installed")
-    files = [FileStatus(path, "payload", FileState.APPLIED) for path in present]
-    files += [_unrecorded_hook(path, content) for path, content in hooks.items()]
+    bundled = payloads.bundled()
+    files: list[FileStatus] = []
+    foreign = present
+    if has_ours(present, bundled):
+        files, foreign = _unrecorded_payload(site, present, bundled)
+    elif not hooks:
+        return Inspection("not-installed", notes=tuple(f"{path} is not DeepInfer's" for path in foreign))
     state, note = "unrecorded", "no record: it came by `git apply` or `cp -r`, or its state folder was lost"
     if site.leftover:
         state, note = "leftover", "vLLM was uninstalled: `deepinfer rollback` removes what is left"
     elif not hooks:
         note = "the overlay's package is there, but no file of vLLM is hooked"
-    elif not present:
+    elif not files:
         state = "modified"
         note = "vLLM's files are hooked, but the overlay's package is missing: they cannot be imported"
-    elif any(each.state is FileState.MODIFIED for each in files):
+    files += [_unrecorded_hook(site, path, content) for path, content in hooks.items()]
+    if state == "unrecorded" and any(each.state is not FileState.APPLIED for each in files):
         state = "modified"
     found = payloads.load(site.parent / PAYLOAD_DIR)
     return Inspection(
@@ -229,14 +252,49 @@ def _unrecorded(site: Site) -> Inspection:
         skip=tuple(sorted({name for content in hooks.values() for name in hook.skipped(content)})),
         overlay_version=found.version,
         payload_digest=found.digest if present else None,
-        notes=(note,),
+        notes=(note, *(f"{path} is not DeepInfer's" for path in foreign)),
     )
 
 
-def _unrecorded_hook(path: str, content: bytes) -> FileStatus:
-    if content.endswith(hook.block(hook.skipped(content))):
-        return FileStatus(path, "hook", FileState.APPLIED)
-    return FileStatus(path, "hook", FileState.MODIFIED, "our block was edited, or is not at the end")
+def has_ours(present: tuple[str, ...], bundled: Payload) -> bool:
+    """Whether one of the files in the payload's folder has the name of one of ours: else the folder is a user's."""
+    return any(path.removeprefix(f"{PAYLOAD_DIR}/") in bundled.files for path in present)
+
+
+def _unrecorded_payload(
+    site: Site, present: tuple[str, ...], bundled: Payload
+) -> tuple[list[FileStatus], tuple[str, ...]]:
+    """The payload's files compared with the bundled ones, and the files there that are not ours."""
+    found = payloads.load(site.parent / PAYLOAD_DIR)
+    if found.version not in (None, bundled.version):
+        # nothing here knows what another version's files are
+        return [FileStatus(path, "payload", FileState.APPLIED, "not checked") for path in present], ()
+    files = []
+    for name, wanted in bundled.files.items():
+        path = f"{PAYLOAD_DIR}/{name}"
+        state, note = FileState.APPLIED, ""
+        if path not in present:
+            state, note = FileState.MISSING, f"overlay {bundled.version} has it"
+        elif found.files.get(name) != wanted or (site.parent / path).is_symlink():
+            state, note = FileState.MODIFIED, f"not as in overlay {bundled.version}"
+        files.append(FileStatus(path, "payload", state, note))
+    return files, tuple(path for path in present if path.removeprefix(f"{PAYLOAD_DIR}/") not in bundled.files)
+
+
+def _unrecorded_hook(site: Site, path: str, content: bytes) -> FileStatus:
+    if not content.endswith(hook.block(hook.skipped(content))):
+        return FileStatus(path, "hook", FileState.MODIFIED, "our block was edited, or is not at the end")
+    origin = _cheap_origin(site, path)
+    if origin is not None and unhooked(content, {origin}) is None:
+        return FileStatus(path, "hook", FileState.MODIFIED, "besides our block it is not vLLM's own content")
+    return FileStatus(path, "hook", FileState.APPLIED)
+
+
+def _cheap_origin(site: Site, path: str) -> str | None:
+    """The pristine hash, None also where asking for it takes git."""
+    if site.target is not None and site.target.kind is TargetKind.CHECKOUT:
+        return None
+    return site.origin(path)
 
 
 def _digest(site: Site) -> str | None:

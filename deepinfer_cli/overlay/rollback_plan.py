@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from deepinfer_cli.overlay.inspect import (
     Site,
     extra_files,
     file_state,
+    has_ours,
     hooked_files,
     unhooked,
 )
@@ -100,8 +102,7 @@ class _Planner:
         extra = extra_files(self.site, known)
         kept: tuple[str, ...] = extra
         if self.record is None:
-            kept = ()
-            self._unknown_payload(extra)
+            kept = self._unknown_payload(extra)
         unrecorded = self.record is None and bool(self.hooks or self.payload)
         return RollbackPlan(
             site=self.site,
@@ -111,7 +112,9 @@ class _Planner:
             kept=kept,
             stale=self.stale,
             unrecorded=unrecorded,
-            nothing=self.record is None and not unrecorded and not (self.site.parent / PAYLOAD_DIR).is_dir(),
+            nothing=self.record is None
+            and not unrecorded
+            and (bool(kept) or not (self.site.parent / PAYLOAD_DIR).is_dir()),
             notes=tuple(self.notes),
         )
 
@@ -131,7 +134,14 @@ class _Planner:
             return
         after = self._after(entry, state, content or b"", moved=moved)
         if after != content:
-            self.hooks.append(_change(entry.path, "hook", content, after))
+            note = ""
+            if state is FileState.MISSING:
+                note = "the original is put back"
+            elif state is FileState.MODIFIED and not moved:
+                note = "the original is put back, your edit goes; --force keeps a copy"
+            elif state is FileState.MODIFIED:
+                note = "the four marked lines go, your edit stays; --force keeps a copy"
+            self.hooks.append(_change(entry.path, "hook", content, after, note))
 
     def _after(self, entry: FileEntry, state: FileState, content: bytes, *, moved: bool) -> bytes:
         if state is FileState.STALE:
@@ -149,7 +159,8 @@ class _Planner:
             raise RefusedError(
                 "the backup of a file that must be restored is missing or damaged",
                 code="backup-missing",
-                hint=f"{reinstall_hint(self.site)}, then run `deepinfer rollback` again",
+                hint=f"{reinstall_hint(self.site)}, then run `deepinfer rollback --target "
+                f"{shlex.quote(str(self.site.parent))}` again",
                 paths=(self.site.parent / entry.path,),
             )
         return backup
@@ -168,10 +179,13 @@ class _Planner:
         if unknown:
             raise self._not_verifiable(unknown, "hooked without a record, and the rest is not vLLM's own")
 
-    def _unknown_payload(self, present: tuple[str, ...]) -> None:
+    def _unknown_payload(self, present: tuple[str, ...]) -> tuple[str, ...]:
+        """Plans for a folder that no record describes; what it returns is a user's alone and stays."""
         if not present:
-            return
+            return ()
         bundled = payloads.bundled()
+        if not has_ours(present, bundled):
+            return present
         wrong = []
         for path in present:
             file = self.site.parent / path
@@ -189,6 +203,7 @@ class _Planner:
                 f"in the overlay's folder (version {found}) without a record, and not as in this DeepInfer's "
                 f"{bundled.version}",
             )
+        return ()
 
     def _not_verifiable(self, paths: list[str], what: str) -> RefusedError:
         target = self.site.target
@@ -205,10 +220,10 @@ class _Planner:
         )
 
 
-def _change(path: str, owner: str, before: bytes | None, after: bytes | None) -> FileChange:
+def _change(path: str, owner: str, before: bytes | None, after: bytes | None, note: str = "") -> FileChange:
     action = Action.REMOVE if after is None else Action.ADD if before is None else Action.REPLACE
     hashes = [None if each is None else sha256(each) for each in (before, after)]
-    return FileChange(path, action, owner, hashes[0], hashes[1], after)
+    return FileChange(path, action, owner, hashes[0], hashes[1], after, note=note)
 
 
 def reinstall_hint(site: Site) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deepinfer_cli.detect.target import Target
 from deepinfer_cli.overlay import hook, manifest, match, payload
-from deepinfer_cli.overlay.inspect import FileState, Inspection, inspect
+from deepinfer_cli.overlay.inspect import PAYLOAD_DIR, FileState, Inspection, inspect
 from deepinfer_cli.overlay.record import Record
 from deepinfer_cli.validate.model import CaseResult, Level, Status
 
@@ -80,7 +80,9 @@ def _fingerprints(target: Target, skip: tuple[str, ...]) -> tuple[str, dict[str,
     found = match.match(known, target.version, match.observe(known, match.reader(target)))
     differing = [key for item in found.ops if item.op.name not in skip for key in item.differing]
     if differing:
-        return _listed([f"{key} is not as in vLLM {found.release}" for key in differing]), {}
+        return _listed(
+            [f"{match.shown(key, target.layout)} is not as in vLLM {found.release}" for key in differing]
+        ), {}
     return "", {"match": found.kind or "partial", "release": found.release}
 
 
@@ -105,7 +107,12 @@ def _payload(target: Target, record: Record | None) -> tuple[str, dict[str, str]
     root = target.root / payload.PACKAGE
     if not (root / "__init__.py").is_file():
         return f"{root} is missing", {}
-    digest = payload.load(root).digest
+    found = payload.load(root)
+    if record is not None:
+        # files that are not ours are no part of it
+        ours = {entry.path.removeprefix(f"{PAYLOAD_DIR}/") for entry in record.files}
+        found = payload.Payload(root, {name: value for name, value in found.files.items() if name in ours})
+    digest = found.digest
     if record is not None and digest != record.payload_digest:
         return f"its digest is {digest[:12]}, the record has {record.payload_digest[:12]}", {}
     same = digest == payload.bundled().digest

@@ -190,7 +190,7 @@ def test_status_of_an_unknown_release(cli: Cli, fake: FakeVllm) -> None:
         "compatible: every symbol that matters is as in vLLM 0.33.0; 0.33.1.dev3+g1234567 was not tested"
     )
     fake.cache_utils.write_text("def gather_cache():\n    return 1\n")
-    fake.reinstall_record()
+    FakeVllm(fake.site, "0.33.1.dev3+g1234567", fake.layout).reinstall_record()
     rows = dict(line.split("\t") for line in cli("status", "--target", fake.site).out.splitlines())
     assert rows["match"].startswith("unsupported: ")
     assert "cache_utils.py::gather_cache" in rows["match"]

@@ -11,6 +11,7 @@ import pytest
 
 from deepinfer_cli.detect.vllm import Target
 from deepinfer_cli.overlay import engine
+from deepinfer_cli.overlay import payload as payloads
 from deepinfer_cli.overlay.inspect import Inspection, inspect
 from deepinfer_cli.overlay.manifest import Manifest
 from deepinfer_cli.overlay.payload import Payload
@@ -92,6 +93,12 @@ def bench(
 ) -> Bench:
     """An untouched fake vLLM 0.33.0 and a small payload."""
     return Bench(fake_vllm(), fake_manifest, fake_payload())
+
+
+@pytest.fixture
+def bundled(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small payload is the one that this DeepInfer came with."""
+    monkeypatch.setattr(payloads, "bundled", lambda: bench.payload)
 
 
 @dataclass

@@ -95,6 +95,7 @@ def test_upgraded_vllm_is_stale(bench: Bench) -> None:
     assert "installed into vLLM 0.33.0, found 0.34.0" in found.notes
 
 
+@pytest.mark.usefixtures("bundled")
 def test_unrecorded(bench: Bench) -> None:
     bench.install()
     shutil.rmtree(bench.state_dir)
@@ -105,6 +106,7 @@ def test_unrecorded(bench: Bench) -> None:
     assert len(found.files) == len(bench.payload.files) + 1
 
 
+@pytest.mark.usefixtures("bundled")
 def test_unrecorded_parts_are_told_apart(bench: Bench) -> None:
     bench.install()
     shutil.rmtree(bench.state_dir)
@@ -119,6 +121,7 @@ def test_unrecorded_parts_are_told_apart(bench: Bench) -> None:
     assert bench.rollback().restored and bench.inspect().state == "not-installed"
 
 
+@pytest.mark.usefixtures("bundled")
 def test_an_edited_block_without_a_record_is_modified(bench: Bench) -> None:
     bench.install()
     shutil.rmtree(bench.state_dir)
@@ -131,6 +134,7 @@ def test_an_edited_block_without_a_record_is_modified(bench: Bench) -> None:
     ]
 
 
+@pytest.mark.usefixtures("bundled")
 def test_a_name_that_is_no_text_is_only_a_name(bench: Bench) -> None:
     bench.install()
     shutil.rmtree(bench.state_dir)
@@ -138,6 +142,7 @@ def test_a_name_that_is_no_text_is_only_a_name(bench: Bench) -> None:
     assert bench.inspect().state == "unrecorded"
 
 
+@pytest.mark.usefixtures("bundled")
 def test_skip_is_read_from_the_hooks(bench: Bench) -> None:
     bench.install()
     shutil.rmtree(bench.state_dir)

@@ -93,19 +93,30 @@ def test_an_old_payload_file_that_is_gone_already_is_no_change(fake_vllm, fake_p
     assert "vllm/deepinfer_sm80/old.py" not in by_path(new)
 
 
-@pytest.mark.parametrize("name", ["gate.py", "mine.txt"])
-def test_foreign_files_where_the_payload_goes_are_a_conflict(fake_vllm, fake_payload, fake_manifest, name):
+def test_foreign_files_where_the_payload_goes_are_a_conflict(fake_vllm, fake_payload, fake_manifest):
     fake = fake_vllm()
     (fake.root / "deepinfer_sm80").mkdir()
-    foreign = fake.root / "deepinfer_sm80" / name
+    foreign = fake.root / "deepinfer_sm80" / "gate.py"
     foreign.write_text("mine\n")
     with pytest.raises(RefusedError) as caught:
         plan_install(fake.target(), fake_payload(), fake_manifest)
     assert (caught.value.code, caught.value.paths) == ("overlay-conflict", (str(foreign),))
     plan = plan_install(fake.target(), fake_payload(), fake_manifest, force=True)
-    change = by_path(plan)[f"vllm/deepinfer_sm80/{name}"]
-    assert change.action is (Action.REPLACE if name == "gate.py" else Action.REMOVE)
+    change = by_path(plan)["vllm/deepinfer_sm80/gate.py"]
+    assert change.action is Action.REPLACE
     assert "copy" in change.note
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_users_own_file_in_our_folder_is_no_part_of_a_plan(fake_vllm, fake_payload, fake_manifest, force):
+    fake = fake_vllm()
+    (fake.root / "deepinfer_sm80").mkdir()
+    (fake.root / "deepinfer_sm80" / "mine.txt").write_text("mine\n")
+    plan = plan_install(fake.target(), fake_payload(), fake_manifest, force=force)
+    assert "vllm/deepinfer_sm80/mine.txt" not in by_path(plan)
+    carry_out(plan)
+    again = plan_install(fake.target(), fake_payload(), fake_manifest, record=record_of(plan), force=force)
+    assert not again.writes
 
 
 @pytest.mark.parametrize("kind", ["linked folder", "file for a folder", "folder for a file", "linked file"])

@@ -299,6 +299,7 @@ def test_force_over_an_edited_payload_file_keeps_a_copy(bench: Bench) -> None:
     assert gate.read_bytes() == bench.payload.read("gate.py")
 
 
+@pytest.mark.usefixtures("bundled")
 def test_unrecorded_overlay_is_adopted(bench: Bench) -> None:
     before = snapshot(bench.site)
     bench.install()

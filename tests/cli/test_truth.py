@@ -1,0 +1,162 @@
+"""What `status` says is what is there, and the command it names works."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+
+import pytest
+
+from deepinfer_cli.overlay import hook
+from tests.cli.conftest import Cli, Run, install_into
+from tests.conftest import FakeVllm
+
+MINE = b"# mine\n"
+
+
+def follow(cli: Cli, shown: Run) -> Run:
+    """Runs the command that `status` named."""
+    line = next(text for text in shown.err.splitlines() if text.startswith("next: deepinfer "))
+    words = shlex.split(line.removeprefix("next: deepinfer "))
+    return cli(*words, "--yes", *(["--arch", "sm80"] if words[0] == "install" else []))
+
+
+def states(cli: Cli, vllm: FakeVllm) -> dict[str, str]:
+    """File name → state, as `status` has it."""
+    found = cli("status", "--target", vllm.site, "--json").document["data"]["files"]
+    return {item["path"].removeprefix("vllm/"): item["state"] for item in found}
+
+
+@pytest.mark.parametrize("left", ["nothing", "a user's file"])
+def test_hooks_without_the_package_are_an_error_that_rollback_ends(
+    cli: Cli, fake: FakeVllm, left: str
+) -> None:
+    start = fake.snapshot()
+    install_into(cli, fake)
+    shutil.rmtree(fake.site / ".deepinfer")
+    folder = fake.root / "deepinfer_sm80"
+    shutil.rmtree(folder)
+    if left != "nothing":
+        folder.mkdir()
+        (folder / "notes.txt").write_bytes(MINE)
+    shown = cli("status", "--target", fake.site)
+    assert shown.code == 1
+    assert "they cannot be imported" in shown.out
+    assert f"next: deepinfer rollback --target {fake.site}\n" in shown.err
+    assert "\terror\tmodified\t" in cli("doctor", "--target", fake.site).out
+    done = follow(cli, shown)
+    assert done.code == 0
+    if left != "nothing":
+        assert f"not DeepInfer's, and left where it is: {folder / 'notes.txt'}" in done.err
+        shutil.rmtree(folder)
+    assert fake.snapshot() == start
+
+
+def test_edits_of_an_overlay_without_a_record_are_seen(cli: Cli, fake: FakeVllm) -> None:
+    install_into(cli, fake)
+    shutil.rmtree(fake.site / ".deepinfer")
+    gate = fake.root / "deepinfer_sm80" / "gate.py"
+    gate.write_bytes(MINE)
+    plain = hook.strip(fake.cache_utils.read_bytes())
+    fake.cache_utils.write_bytes(hook.append(plain + MINE))
+    (fake.root / "deepinfer_sm80" / "ops" / "gather.py").unlink()
+    shown = cli("status", "--target", fake.site)
+    assert shown.code == 1
+    found = states(cli, fake)
+    assert found["deepinfer_sm80/gate.py"] == "modified"
+    assert found["deepinfer_sm80/ops/gather.py"] == "missing"
+    assert found["models/deepseek_v41/common/ops/cache_utils.py"] == "modified"
+    assert f"next: deepinfer install --force --target {fake.site}\n" in shown.err
+    assert follow(cli, shown).code == 0
+    assert cli("status", "--target", fake.site).code == 0
+
+
+def test_a_users_file_beside_ours_is_not_called_applied(cli: Cli, fake: FakeVllm) -> None:
+    install_into(cli, fake)
+    shutil.rmtree(fake.site / ".deepinfer")
+    (fake.root / "deepinfer_sm80" / "notes.txt").write_bytes(MINE)
+    shown = cli("status", "--target", fake.site)
+    assert shown.code == 0
+    assert "note\tvllm/deepinfer_sm80/notes.txt is not DeepInfer's" in shown.out
+    assert "deepinfer_sm80/notes.txt" not in states(cli, fake)
+    assert "`deepinfer install` adopts it" in shown.out
+    assert follow(cli, shown).code == 0
+    assert cli("verify", "--level", "static", "--target", fake.site).code == 0
+
+
+def test_a_folder_with_a_users_files_alone_blocks_nothing(cli: Cli, fake: FakeVllm) -> None:
+    install_into(cli, fake)
+    notes = fake.root / "deepinfer_sm80" / "notes.txt"
+    notes.write_bytes(MINE)
+    assert cli("rollback", "--target", fake.site, "--yes", "--force").code == 0
+    shown = cli("status", "--target", fake.site)
+    assert "overlay\tnot-installed" in shown.out
+    assert states(cli, fake) == {}
+    assert cli("rollback", "--target", fake.site, "--yes").out == "nothing to roll back\n"
+    install_into(cli, fake)
+    assert "already installed" in install_into(cli, fake).out
+    assert cli("verify", "--level", "static", "--target", fake.site).code == 0
+    assert cli("rollback", "--target", fake.site, "--yes").code == 0
+    assert notes.read_bytes() == MINE
+
+
+def test_the_drift_that_install_refuses_is_shown(cli: Cli, fake: FakeVllm) -> None:
+    fake.cache_utils.write_bytes(fake.cache_utils.read_bytes() + MINE)
+    refused = cli("install", "--target", fake.site, "--arch", "sm80", "--yes")
+    assert "error[file-drift]" in refused.err
+    assert f"`deepinfer status --target {fake.site}` shows what changed" in refused.err
+    shown = cli("status", "--target", fake.site)
+    assert shown.code == 0
+    path = fake.cache_utils.relative_to(fake.site)
+    assert f"modified\t{path}\tnot as in vLLM 0.33.0" in shown.out
+    assert follow(cli, shown).code == 0
+    assert (
+        f"{path} had edits before the install: rollback gives it back with them"
+        in cli("status", "--target", fake.site).out
+    )
+
+
+def test_the_plan_of_a_rollback_says_what_becomes_of_an_edit(cli: Cli, fake: FakeVllm) -> None:
+    install_into(cli, fake)
+    fake.cache_utils.write_bytes(fake.cache_utils.read_bytes() + MINE)
+    shown = cli("status", "--target", fake.site)
+    assert f"hint: deepinfer rollback --force --target {fake.site}\n" in shown.err
+    plan = cli("rollback", "--target", fake.site, "--force", "--dry-run")
+    assert "\tthe original is put back, your edit goes; --force keeps a copy\n" in plan.out
+    assert follow(cli, shown).code == 0
+    assert MINE not in fake.cache_utils.read_bytes()
+
+
+def test_the_plan_of_a_rollback_puts_a_deleted_file_back(cli: Cli, fake: FakeVllm) -> None:
+    install_into(cli, fake)
+    fake.cache_utils.unlink()
+    plan = cli("rollback", "--target", fake.site, "--dry-run")
+    assert "cache_utils.py\tthe original is put back\n" in plan.out
+
+
+def test_a_stale_record_says_nothing_of_the_vllm_that_is_there(cli: Cli, fake: FakeVllm) -> None:
+    install_into(cli, fake)
+    fake.reinstall("0.30.0")
+    assert "match\tsupported (vLLM 0.30.0)\n" in cli("status", "--target", fake.site).out
+
+
+def test_symbols_are_named_with_the_folder_that_is_there(cli: Cli, fake: FakeVllm) -> None:
+    fake.cache_utils.write_text("BYTES_PER_TOKEN = 1\n")
+    fake.rocm.write_text("")
+    fake.reinstall_record()
+    shown = cli("status", "--target", fake.site)
+    (row,) = [line for line in shown.out.splitlines() if line.startswith("match\t")]
+    assert "symbols differ from vLLM 0.33.0: models/deepseek_v41/" in row
+    assert row.endswith(", …")
+    everything = cli("status", "--target", fake.site, "--json").document["data"]["match"]["differing"]
+    assert len(everything) > 3
+    refused = cli("install", "--target", fake.site, "--arch", "sm80", "--json")
+    assert "{layout}" not in shown.out + refused.out + refused.err
+
+
+def test_a_damaged_backup_is_noted(cli: Cli, fake: FakeVllm) -> None:
+    install_into(cli, fake)
+    shutil.rmtree(fake.site / ".deepinfer" / "backups")
+    shown = cli("status", "--target", fake.site)
+    assert shown.code == 0
+    assert "cache_utils.py is missing or damaged" in shown.out
