@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import csv
+import errno
+import fcntl
+import glob
 import hashlib
 import importlib.util
 import io
@@ -15,9 +18,10 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from deepinfer_cli import outfile
 from deepinfer_cli.errors import FailedError, RefusedError, UnsupportedError, UsageError
 
 _DOWNLOAD = (
@@ -25,6 +29,9 @@ _DOWNLOAD = (
     *("--platform", "manylinux_2_28_x86_64", "--progress-bar", "off", "--disable-pip-version-check"),
 )
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.!+_-]*")
+
+_STAGING = ".deepinfer-"
+_SPACE = "the download is cached below XDG_CACHE_HOME and needs 1 GB for a moment, a tree 60 MB"
 
 Progress = Callable[[str], None]
 
@@ -52,11 +59,18 @@ def fetch_tree(
     with _writing(into):
         into.parent.mkdir(parents=True, exist_ok=True)
     with _writing(into), _staged(into) as staging:
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(
-            tree.parent, staging, ignore=ignore, copy_function=shutil.copyfile, dirs_exist_ok=True
-        )
+        _copy(tree.parent, staging)
     return into / "vllm"
+
+
+def _copy(tree: Path, into: Path) -> None:
+    """Stops at the first error; shutil.copytree would go on, and list every file."""
+    for folder, names, files in os.walk(tree):
+        names[:] = [name for name in names if name != "__pycache__"]
+        copy = into / Path(folder).relative_to(tree)
+        copy.mkdir(exist_ok=True)
+        for name in files:
+            shutil.copyfile(Path(folder, name), copy / name)
 
 
 def check_folder(into: Path) -> None:
@@ -65,13 +79,21 @@ def check_folder(into: Path) -> None:
     Raises:
         RefusedError: it has content, or is a file.
     """
-    if into.exists() and (not into.is_dir() or any(into.iterdir())):
-        raise RefusedError(
-            "the folder for the tree is not empty",
-            code="into-not-empty",
-            hint="name a new folder, or `deepinfer install --target` for the vLLM that is in it",
-            paths=(into,),
-        )
+    if not into.exists():
+        return
+    what = "is not empty"
+    if into.is_dir():
+        # what a killed run of ours left goes when the next one writes
+        if not {path.name for path in into.iterdir()} - {path.name for path in _left(into, into)}:
+            return
+    else:
+        what = "is a file"
+    raise RefusedError(
+        f"the folder for the tree {what}",
+        code="into-not-empty",
+        hint="name a new or empty folder with --into",
+        paths=(into,),
+    )
 
 
 def cached_tree(version: str, *, on_progress: Progress | None = None, refresh: bool = False) -> Path:
@@ -93,7 +115,9 @@ def cached_tree(version: str, *, on_progress: Progress | None = None, refresh: b
     with _writing(folder), filelock.FileLock(folder / f"{version}.lock"):
         if (tree / "vllm").is_dir() and not refresh:
             return tree / "vllm"
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as scratch:
+        for left in folder.glob(f".download-{glob.escape(version)}-????????"):
+            shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=f".download-{version}-") as scratch:
             _tell(on_progress, f"downloading vLLM {version} with pip (about 340 MB)")
             wheel = _download(version, Path(scratch))
             if tree.exists():
@@ -156,8 +180,13 @@ def _staged(into: Path) -> Iterator[Path]:
     An empty `into` is kept and filled, `vllm` last: someone may stand in it, or it is a mount.
     """
     exists = into.is_dir()
-    staging = Path(tempfile.mkdtemp(dir=into if exists else into.parent, prefix=f".{into.name}-"))
+    folder = into if exists else into.parent
+    _sweep(folder, into)
+    staging = Path(tempfile.mkdtemp(dir=folder, prefix=f".{into.name}{_STAGING}"))
+    held = os.open(staging, os.O_RDONLY)
     try:
+        # gone with the process, however it ends: then the next run removes the folder
+        fcntl.flock(held, fcntl.LOCK_EX)
         yield staging
         if exists:
             for path in sorted(staging.iterdir(), key=lambda path: path.name == "vllm"):
@@ -165,13 +194,30 @@ def _staged(into: Path) -> Iterator[Path]:
             staging.rmdir()
             return
         # mkdtemp makes it private
-        mask = os.umask(0)
-        os.umask(mask)
-        staging.chmod(0o777 & ~mask)
+        staging.chmod(0o777 & ~outfile.umask())
         staging.replace(into)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
+    finally:
+        os.close(held)
+
+
+def _left(folder: Path, into: Path) -> list[Path]:
+    """The staging folders for `into` in `folder`."""
+    return list(folder.glob(f".{glob.escape(into.name)}{_STAGING}????????"))
+
+
+def _sweep(folder: Path, into: Path) -> None:
+    """Removes the staging folders that killed runs left."""
+    for path in _left(folder, into):
+        with suppress(OSError):
+            held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path)
+            finally:
+                os.close(held)
 
 
 @contextmanager
@@ -180,12 +226,7 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FailedError(
-            f"the wheel's files cannot be written: {error.strerror or error}",
-            code="write-failed",
-            hint="the download is cached below XDG_CACHE_HOME and needs 1 GB for a moment, a tree 60 MB",
-            paths=(error.filename or folder,),
-        ) from error
+        raise outfile.failed(error, folder, _SPACE) from error
 
 
 def _tell(on_progress: Progress | None, text: str) -> None:
@@ -207,6 +248,8 @@ def _download(version: str, into: Path) -> Path:
     if done.returncode == 0 and wheels:
         return wheels[0]
     said = done.stderr.lower()
+    if "no space left" in said or "disk quota exceeded" in said:
+        raise outfile.failed(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), into.parent, _SPACE)
     # an index that lists no vLLM at all is one that pip did not reach
     reached = "from versions: none" not in said and "retrying" not in said
     if reached and "could not find a version" in said:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import subprocess
 import sys
 import threading
 import zipfile
@@ -170,3 +171,22 @@ def test_where_nothing_can_be_written(tmp_path, index, cache):
         wheel.fetch_tree("0.33.0", tmp_path / "file" / "below")
     assert caught.value.code == "write-failed"
     assert str(tmp_path / "file") in caught.value.paths[0]
+
+
+def test_what_a_killed_download_left_goes_with_the_next(index, cache):
+    build(index)
+    left = cache / ".download-0.33.0-abcd1234"
+    other = cache / ".download-0.32.0-abcd1234"
+    for folder in (left, other):
+        folder.mkdir(parents=True)
+    wheel.cached_tree("0.33.0")
+    assert (left.exists(), other.exists()) == (False, True)
+
+
+def test_a_download_on_a_full_disk_is_no_question_of_the_network(index, cache, monkeypatch):
+    said = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
+    done = subprocess.CompletedProcess([], 1, "", said)
+    monkeypatch.setattr(wheel.subprocess, "run", lambda *_, **__: done)
+    with pytest.raises(FailedError) as caught:
+        wheel.cached_tree("0.33.0")
+    assert caught.value.code == "no-space"
