@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepinfer_cli.commands.options import TargetOptions
 from deepinfer_cli.detect.gpu import Gpu, GpuReport
 from deepinfer_cli.detect.target import Target
-from deepinfer_cli.errors import FailedError
+from deepinfer_cli.errors import DeepInferError, FailedError, Interruption
 from deepinfer_cli.output import Output
 from deepinfer_cli.render import Table, joined, plural, size, table
 
@@ -37,6 +39,46 @@ def announce(target: Target, out: Output) -> None:
         out.warn(f"another vLLM is visible and not touched: {other}")
     for text in target.notes:
         out.note(f"note: {text}")
+
+
+@contextmanager
+def interruptible(where: Target | Path, options: TargetOptions) -> Iterator[None]:
+    """Around all that a writer does: SIGTERM and SIGHUP are as Ctrl-C, and the error says what state it leaves.
+
+    Args:
+        where: the target, or the folder that held a vLLM which is gone.
+
+    Raises:
+        Interruption: one of them came.
+    """
+    from deepinfer_cli.overlay.signals import interruptible, shielded
+
+    with interruptible():
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            with shielded():
+                raise Interruption(
+                    f"interrupted{_state_left(where)}",
+                    code="interrupted",
+                    hint=f"deepinfer status{options.arguments}",
+                ) from error
+
+
+def _state_left(where: Target | Path) -> str:
+    from deepinfer_cli.overlay.inspect import inspect
+
+    try:
+        found = inspect(where) if isinstance(where, Target) else None
+    except (DeepInferError, OSError):
+        return ""
+    if found is None:
+        return ""
+    return "; " + {
+        "installed": "the overlay is installed, every file of it",
+        "not-installed": "the overlay is not installed, and no file of it is left",
+        "interrupted": "an earlier transaction is unfinished",
+    }.get(found.state, f"the overlay is {found.state}")
 
 
 def target_data(target: Target) -> dict[str, Any]:

@@ -55,18 +55,36 @@ def run(opts: InstallOptions, out: Output) -> Result:
     target = _target(opts, out)
     if opts.dry_run:
         return _dry_run(opts, out, target, decision)
+    asked = False
+    if opts.into and not _is_there(opts.into):
+        # what is refused or declined leaves no tree behind
+        _, plan = _plan(target, opts)
+        _show(plan, decision, out)
+        out.require_yes(f"Install into {opts.into}?", yes=opts.yes)
+        target, asked = _fetch(opts, out), True
+    with common.interruptible(target, opts.where):
+        return _install(opts, out, gpus, decision, target, asked=asked)
 
+
+def _install(
+    opts: InstallOptions,
+    out: Output,
+    gpus: GpuReport,
+    decision: ArchDecision,
+    target: Target,
+    *,
+    asked: bool,
+) -> Result:
     from deepinfer_cli.overlay.journal import pending
-    from deepinfer_cli.overlay.signals import interruptible
     from deepinfer_cli.overlay.state import lock
 
     recovered = None
     try:
-        with interruptible(), lock(target.state_dir):
+        with lock(target.state_dir):
             recovered = common.recover(target.parent, target.state_dir, out)
             before, plan = _plan(target, opts)
             already = _is_done(before, plan)
-            if not already:
+            if not already and not asked:
                 _show(plan, decision, out)
                 question = "Adopt this overlay?" if plan.adopts else f"Install into {target.root}?"
                 out.require_yes(question, yes=opts.yes)
@@ -99,11 +117,10 @@ def _target(opts: InstallOptions, out: Output) -> Target:
         return common.locate(opts.where, out)
 
     from deepinfer_cli.detect.vllm import find_target
-    from deepinfer_cli.detect.wheel import cached_tree, check_folder, fetch_tree
+    from deepinfer_cli.detect.wheel import cached_tree, check_folder
     from deepinfer_cli.overlay.signals import interruptible
 
-    # a second run finds the tree of the first
-    if (opts.into / "vllm" / "__init__.py").is_file():
+    if _is_there(opts.into):
         target = find_target(target=opts.into, python=opts.where.python)
         if not _same_version(target.version, opts.wheel):
             raise RefusedError(
@@ -112,17 +129,33 @@ def _target(opts: InstallOptions, out: Output) -> Target:
                 hint="name another folder with --into",
             )
     else:
-        # SIGTERM, too, must not leave half a tree
+        check_folder(opts.into.resolve())
         with interruptible(), out.progress(None, f"vLLM {opts.wheel}") as progress:
-            if opts.dry_run:
-                check_folder(opts.into.resolve())
-                root = cached_tree(opts.wheel, on_progress=progress.say)
-            else:
-                root = fetch_tree(opts.wheel, opts.into, on_progress=progress.say)
+            root = cached_tree(opts.wheel, on_progress=progress.say)
         target = find_target(target=root, python=opts.where.python)
     target = replace(target, reason=f"the files of the vLLM {opts.wheel} wheel")
-    common.announce(target, out)
+    common.announce(replace(target, root=opts.into.resolve() / "vllm"), out)
     return target
+
+
+def _is_there(into: Path) -> bool:
+    """Whether an earlier run has put its tree there."""
+    return (into / "vllm" / "__init__.py").is_file()
+
+
+def _fetch(opts: InstallOptions, out: Output) -> Target:
+    """The tree, unpacked where it is to be."""
+    from deepinfer_cli.detect.vllm import find_target
+    from deepinfer_cli.detect.wheel import fetch_tree
+    from deepinfer_cli.overlay.signals import interruptible
+
+    assert opts.wheel is not None
+    assert opts.into is not None
+    # SIGTERM, too, must not leave half a tree
+    with interruptible(), out.progress(None, f"vLLM {opts.wheel}") as progress:
+        root = fetch_tree(opts.wheel, opts.into, on_progress=progress.say)
+    target = find_target(target=root, python=opts.where.python)
+    return replace(target, reason=f"the files of the vLLM {opts.wheel} wheel")
 
 
 def _same_version(found: str | None, asked: str) -> bool:

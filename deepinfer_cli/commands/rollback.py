@@ -40,10 +40,16 @@ def run(opts: RollbackOptions, out: Output) -> Result:
         # also where nothing may be written, not even a lock
         return _report(out, where, RollbackReport(nothing=True), None)
 
-    from deepinfer_cli.overlay.signals import interruptible
+    with common.interruptible(where, opts.where):
+        return _roll_back(opts, out, where, parent, state_dir)
+
+
+def _roll_back(
+    opts: RollbackOptions, out: Output, where: Target | Path, parent: Path, state_dir: Path
+) -> Result:
     from deepinfer_cli.overlay.state import lock
 
-    with interruptible(), lock(state_dir):
+    with lock(state_dir):
         recovered = common.recover(parent, state_dir, out)
         plan = plan_rollback(where)
         if not plan.nothing:
@@ -102,7 +108,9 @@ def _show(plan: RollbackPlan, out: Output) -> None:
             plan.changes, every_file=bool(out.verbose), hook="the four marked lines go", payload="deleted"
         )
     )
-    if plan.stale or plan.site.moved(plan.record):
+    if plan.site.leftover:
+        out.line("vLLM was uninstalled since: only what is DeepInfer's goes")
+    elif plan.stale or plan.site.moved(plan.record):
         out.line(
             "vLLM was reinstalled or upgraded since: nothing old is written, only what is DeepInfer's goes"
         )

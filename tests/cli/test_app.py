@@ -328,5 +328,14 @@ def test_names_the_terminal_cannot_show_do_not_end_the_command(
     assert "vLLM \\u2014" in done.stdout
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_after_the_end_changes_no_exit_code(name: str) -> None:
+    code = (
+        "import atexit, os, signal, sys; from deepinfer_cli import app; sys.argv = ['deepinfer', '--version']; "
+        f"atexit.register(lambda: os.kill(os.getpid(), signal.{name})); app.entry()"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
 def test_main_is_the_console_script() -> None:
     assert callable(app.entry)

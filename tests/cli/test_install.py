@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -282,8 +284,33 @@ def test_ctrl_c_restores_and_is_130(cli: Cli, fake: FakeVllm, monkeypatch: pytes
     run = cli("install", "--target", fake.site, "--arch", "sm80", "--yes")
     assert len(seen) >= 12
     assert run.code == 130
-    assert run.err.endswith("error[interrupted]: interrupted\n")
+    assert run.err.splitlines()[-2:] == [
+        "error[interrupted]: interrupted; the overlay is not installed, and no file of it is left",
+        f"hint: deepinfer status --target {fake.site}",
+    ]
     assert fake.snapshot() == start
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interruption_after_the_work_says_that_it_is_done(
+    cli: Cli, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def interrupt(*_: object) -> list[object]:
+        os.kill(os.getpid(), number)
+        return []
+
+    handler = signal.signal(number, lambda *_: None)
+    try:
+        monkeypatch.setattr(process, "running", interrupt)
+        run = cli("install", "--target", fake.site, "--arch", "sm80", "--yes")
+        assert run.code == 130
+        assert "error[interrupted]: interrupted; the overlay is installed, every file of it\n" in run.err
+        assert cli("status", "--target", fake.site, "--json").document["data"]["state"] == "installed"
+        run = cli("rollback", "--target", fake.site, "--yes")
+        assert run.code == 130
+        assert "interrupted; the overlay is not installed, and no file of it is left\n" in run.err
+    finally:
+        signal.signal(number, handler)
 
 
 def test_wheel_unpacks_a_tree_and_a_second_run_finds_it(
