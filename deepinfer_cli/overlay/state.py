@@ -126,9 +126,17 @@ def write_error(error: OSError, path: Path) -> DeepInferError:
             paths=(path,),
         )
     if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-        return FailedError(f"no space to write in {path}: {error.strerror}", code="no-space", paths=(path,))
+        return FailedError(
+            f"no space to write in {path}: {error.strerror}",
+            code="no-space",
+            hint="free some space and run the command again",
+            paths=(path,),
+        )
     return FailedError(
-        f"cannot write in {path}: {error.strerror or error}", code="write-failed", paths=(path,)
+        f"cannot write in {path}: {error.strerror or error}",
+        code="write-failed",
+        hint="look after the disk, then run the command again",
+        paths=(path,),
     )
 
 

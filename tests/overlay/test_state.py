@@ -251,6 +251,7 @@ def test_disk_fills_up_meanwhile(
             bench.rollback() if command == "rollback" else bench.install(fake_payload("0.1.0"))
         except FailedError as error:
             assert error.code == "no-space"
+            assert "free some space" in (error.hint or "")
             assert snapshot(bench.site) == before
         else:
             # nothing had to be written from there on
@@ -281,4 +282,5 @@ def test_a_full_disk_under_the_lock_is_said(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(FailedError) as caught, state.lock(tmp_path / ".deepinfer"):
         pass
     assert caught.value.code == "no-space"
+    assert "free some space" in (caught.value.hint or "")
     assert list(tmp_path.iterdir()) == []
