@@ -73,6 +73,10 @@ class _Run:
         return runner.Job(self.request.python, body, env, self.request.timeout_s)
 
 
+# a workload runs on both; every other case belongs to one level
+_SHARE_CASES = {Level.INTERPRETER, Level.NUMERICS}
+
+
 def ops_of(root: Path) -> tuple[str, ...]:
     """The ops of the payload at `root`: those that have workloads."""
     return tuple(sorted(path.parent.name for path in root.glob("ops/*/workloads.py")))
@@ -112,6 +116,11 @@ def verify(request: Request, on_event: OnEvent | None = None) -> VerifyReport:
             code="case-unknown",
             hint="`deepinfer verify --json` lists them",
         )
+    if request.case is not None and results:
+        levels_of_case = {result.level for result in results} | set(request.levels)
+        if levels_of_case & _SHARE_CASES:
+            levels_of_case |= _SHARE_CASES
+        not_run = [item for item in not_run if item.level in levels_of_case]
     return VerifyReport(
         tuple(results), tuple(not_run), {"root": str(request.payload_root), "digest": run.digest},
         tuple(run.notes), time.perf_counter() - began,

@@ -64,6 +64,35 @@ def test_one_case_runs_alone(case_payload: Path):
         verify.verify(_request(case_payload, Level.INTERPRETER, case="fake[none]"))
 
 
+def test_one_case_names_no_level_that_has_no_such_case(monkeypatch: pytest.MonkeyPatch, case_payload: Path):
+    levels = dict(verify._LEVELS)
+    levels[Level.STATIC] = lambda run: iter(
+        [CaseResult("overlay[hooks]", "overlay", Level.STATIC, Status.PASSED)]
+    )
+    for level in set(Level) - {Level.STATIC}:
+        levels[level] = lambda run, level=level: iter([verify.NotRun(level, "no torch", "install it")])
+    monkeypatch.setattr(verify, "_LEVELS", levels)
+    assert verify.verify(_request(case_payload, case="overlay[hooks]")).not_run == ()
+    (asked,) = verify.verify(_request(case_payload, Level.STATIC, Level.LIVE, case="overlay[hooks]")).not_run
+    assert asked.level is Level.LIVE
+    levels[Level.INTERPRETER] = lambda run: iter(
+        [CaseResult("fake[good]", "fake", Level.INTERPRETER, Status.PASSED)]
+    )
+    (other,) = verify.verify(_request(case_payload, case="fake[good]")).not_run
+    assert other.level is Level.NUMERICS
+
+
+def test_every_check_of_the_compile_gate_is_a_row():
+    build = {"registers": 90, "shared_bytes": 512, "spill_bytes": 0, "ctas_per_sm": 5}
+    results = tuple(
+        CaseResult(f"gather[sm80:{name}]", "gather", Level.COMPILE, Status.PASSED, extra=extra)
+        for name, extra in (("wide", build), ("small", {"shared_bytes": 512}))
+    )
+    (rows,) = command._tables(VerifyReport(results, (), {}, (), 0.0))
+    assert [row[0] for row in rows.rows] == ["gather[sm80:wide]", "gather[sm80:small]"]
+    assert rows.rows[1] == ("gather[sm80:small]", "-", "512", "-", "-", "PASSED")
+
+
 @pytest.mark.kernels
 def test_a_worker_that_does_not_start_fails_one_case_too(case_payload: Path):
     (case_payload / "ops" / "fake" / "workloads.py").write_text("import no_such_module\n")
