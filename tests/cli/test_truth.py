@@ -160,3 +160,13 @@ def test_a_damaged_backup_is_noted(cli: Cli, fake: FakeVllm) -> None:
     shown = cli("status", "--target", fake.site)
     assert shown.code == 0
     assert "cache_utils.py is missing or damaged" in shown.out
+
+
+def test_rollback_after_an_uninstall_speaks_of_an_uninstall(cli: Cli, fake: FakeVllm) -> None:
+    install_into(cli, fake)
+    for path in [*fake.root.iterdir(), *fake.site.glob("*.dist-info")]:
+        if path.name != "deepinfer_sm80":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    done = cli("rollback", "--target", fake.site, "--yes")
+    assert "vLLM was uninstalled since" in done.out
+    assert "upgraded" not in done.out
