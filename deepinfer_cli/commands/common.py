@@ -186,15 +186,15 @@ def change_data(change: FileChange) -> dict[str, Any]:
     }
 
 
-def plan_tables(plan: Plan, *, every_file: bool) -> tuple[Table, Table]:
-    """The ops and the files of a plan; payload files are one row per action unless `every_file`."""
+def plan_tables(plan: Plan, *, every_file: bool) -> tuple[Table, ...]:
+    """The ops of a plan and the files it writes, if any; payload files are one row per action unless `every_file`."""
     ops = table(
         ("Op", "Group", "Install", "Reason"),
         ((op.name, op.group, "yes" if op.installed else "no", op.reason) for op in plan.ops),
         title="Ops",
     )
     files = file_table(plan.writes, every_file=every_file, hook="four marked lines at its end", payload="")
-    return ops, files
+    return (ops, files) if files.rows else (ops,)
 
 
 def file_table(changes: tuple[FileChange, ...], *, every_file: bool, hook: str, payload: str) -> Table:

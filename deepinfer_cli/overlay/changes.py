@@ -238,7 +238,7 @@ def _check_folders(target: Target, folder: str, wanted: tuple[str, ...]) -> None
     wrong |= {path for path in root.rglob("*") if path.is_symlink()}
     if wrong:
         raise RefusedError(
-            f"{len(wrong)} links, files or folders are in the way of the overlay's own",
+            "links, files or folders are in the way of the overlay's own",
             code="overlay-conflict",
             hint="move them away",
             paths=tuple(sorted(wrong)),

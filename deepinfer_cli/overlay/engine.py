@@ -79,7 +79,7 @@ def run(work: Work, on_step: OnStep | None = None) -> None:
         name, action = steps[number]
         _step(name)
         if on_step is not None:
-            on_step(name, number, len(steps))
+            on_step(name, number + 1, len(steps))
         action()
 
     try:

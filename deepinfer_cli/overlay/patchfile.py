@@ -47,7 +47,7 @@ def write_tree(plan: Plan, into: Path) -> tuple[Path, ...]:
     present = tuple(path for path in contents if path.exists())
     if present:
         raise RefusedError(
-            f"{len(present)} files to export exist already",
+            "there are files already where the export goes",
             code="into-not-empty",
             hint="name a new folder",
             paths=present,

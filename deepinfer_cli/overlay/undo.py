@@ -64,7 +64,7 @@ class RecoveryReport:
     def error(self) -> FailedError:
         """The error that names each file which could not be restored, and its backup."""
         return FailedError(
-            f"{len(self.failed)} files could not be restored; the others were",
+            "not every file could be restored; these were not",
             code="restore-failed",
             hint="remove the cause (permissions, space) and run the command again, or copy the backups by hand",
             paths=tuple(f"{path} (backup: {backup})" for path, backup in self.failed),

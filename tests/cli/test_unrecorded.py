@@ -44,9 +44,12 @@ def test_an_older_overlay_without_a_record_is_named_and_force_replaces_it(
 def test_a_dry_run_says_that_it_would_adopt(cli: Cli, fake: FakeVllm) -> None:
     install_into(cli, fake)
     shutil.rmtree(fake.site / ".deepinfer")
-    assert "`deepinfer install` adopts it" in cli("status", "--target", fake.site).out
+    assert "adopts it" in cli("status", "--target", fake.site).out
     data = cli("install", "--target", fake.site, "--arch", "sm80", "--dry-run", "--json").document["data"]
     assert (data["already_installed"], data["plan"]["adopts"]) == (False, True)
+    adopted = install_into(cli, fake)
+    assert "adopted overlay 0.1.0" in adopted.out
+    assert "Action\tPath" not in adopted.out, "no table without rows"
 
 
 def test_a_partial_install_is_not_called_compatible(cli: Cli, fake: FakeVllm) -> None:

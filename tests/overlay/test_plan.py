@@ -101,6 +101,7 @@ def test_foreign_files_where_the_payload_goes_are_a_conflict(fake_vllm, fake_pay
     with pytest.raises(RefusedError) as caught:
         plan_install(fake.target(), fake_payload(), fake_manifest)
     assert (caught.value.code, caught.value.paths) == ("overlay-conflict", (str(foreign),))
+    assert caught.value.message == "1 file is not DeepInfer's where its overlay goes"
     plan = plan_install(fake.target(), fake_payload(), fake_manifest, force=True)
     change = by_path(plan)["vllm/deepinfer_sm80/gate.py"]
     assert change.action is Action.REPLACE

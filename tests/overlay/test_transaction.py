@@ -59,7 +59,7 @@ def test_payload_comes_first_and_hooks_last(bench: Bench, steps: Steps) -> None:
 def test_steps_are_reported_with_their_number(bench: Bench) -> None:
     seen: list[tuple[str, int, int]] = []
     apply_install(bench.plan(), archs=("sm80",), on_step=lambda *step: seen.append(step))
-    assert [number for _, number, _ in seen] == list(range(seen[0][2]))
+    assert [number for _, number, _ in seen] == list(range(1, seen[0][2] + 1))
 
 
 def test_journal_and_backups_are_on_disk_before_the_first_file(
