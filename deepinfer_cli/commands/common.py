@@ -202,7 +202,7 @@ def file_table(changes: tuple[FileChange, ...], *, every_file: bool, hook: str, 
     rows: list[tuple[str, str, str]] = []
     groups: dict[str, list[FileChange]] = {}
     for change in changes:
-        if change.owner == "payload" and not every_file:
+        if change.owner == "payload" and not (every_file or change.note):
             groups.setdefault(change.action.value, []).append(change)
         else:
             rows.append((change.action.value, change.path, change.note or _what(change, hook, payload)))

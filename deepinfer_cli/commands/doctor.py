@@ -171,9 +171,7 @@ def _overlay(target: Target, where: TargetOptions) -> Iterator[Row]:
 
     found = inspect(target)
     status = {"installed": "ok", "not-installed": "ok", "unrecorded": "warn"}.get(found.state, "error")
-    hint = {"not-installed": "deepinfer install", "unrecorded": "deepinfer install"}.get(found.state, "")
-    if status == "error":
-        hint = "deepinfer status"
+    hint = {"not-installed": "deepinfer install", "installed": ""}.get(found.state, "deepinfer status")
     yield Row("overlay", status, found.state, hint and hint + where.arguments)
 
 
