@@ -21,21 +21,22 @@ def leaves(inputs: dict[str, Any]) -> dict[str, Any]:
 def clone_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
     """A deep copy that keeps strides, gaps between pages, and what shares a storage."""
     storages: dict[int, Any] = {}
+    return {name: _clone(value, storages) for name, value in inputs.items()}
 
-    def clone(value: Any) -> Any:
-        if isinstance(value, (tuple, list)):
-            return type(value)(clone(item) for item in value)
-        if not _is_tensor(value):
-            return value
-        storage = value.untyped_storage()
-        if not storage.nbytes():
-            return value.clone()
-        if storage.data_ptr() not in storages:
-            storages[storage.data_ptr()] = storage.clone()
-        copy = storages[storage.data_ptr()]
-        return value.new_empty(0).set_(copy, value.storage_offset(), value.shape, value.stride())
 
-    return {name: clone(value) for name, value in inputs.items()}
+# no closure that calls itself: that is a cycle, and would hold every copy until the collector runs
+def _clone(value: Any, storages: dict[int, Any]) -> Any:
+    if isinstance(value, (tuple, list)):
+        return type(value)(_clone(item, storages) for item in value)
+    if not _is_tensor(value):
+        return value
+    storage = value.untyped_storage()
+    if not storage.nbytes():
+        return value.clone()
+    if storage.data_ptr() not in storages:
+        storages[storage.data_ptr()] = storage.clone()
+    copy = storages[storage.data_ptr()]
+    return value.new_empty(0).set_(copy, value.storage_offset(), value.shape, value.stride())
 
 
 def fingerprint(tensor: Any) -> tuple[int, ...]:

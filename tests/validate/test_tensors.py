@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -48,3 +50,14 @@ def test_a_fingerprint_sees_one_changed_element(change):
 def test_a_fingerprint_sees_swapped_elements():
     assert fingerprint(torch.tensor([1, 2, 3])) != fingerprint(torch.tensor([3, 2, 1]))
     assert fingerprint(torch.tensor(5)) != fingerprint(torch.tensor(6))
+
+
+def test_a_copy_goes_with_its_last_name():
+    """A copy that waited for the garbage collector filled a card's memory with 4 GiB buffers."""
+    gc.collect()
+    gc.disable()
+    try:
+        clone_inputs({"x": torch.zeros(8), "pair": (torch.zeros(1), 2)})
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
