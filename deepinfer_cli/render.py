@@ -56,6 +56,13 @@ def table(
     return Table(columns, tuple(tuple(cell(value) for value in row) for row in rows), title)  # type: ignore[arg-type]
 
 
+def stacked(content: Table) -> Table:
+    """The same with one value a line, for terminals that are too narrow for the columns."""
+    names = [header for header, _ in content.columns]
+    rows = [pair for row in content.rows for pair in (*zip(names, row, strict=True), ("", ""))]
+    return Table((("Field", "left"), ("Value", "left")), tuple(rows[:-1]), content.title)
+
+
 def cell(value: object) -> str:
     """The text of one value, always on one line."""
     if value is None or value == "":
