@@ -12,6 +12,7 @@ from io import TextIOWrapper
 import typer
 
 from deepinfer_cli.cli import app
+from deepinfer_cli.commands.options import program
 from deepinfer_cli.errors import DeepInferError, ExitCode, FailedError, Interruption, UsageError
 from deepinfer_cli.output import Output, silence
 
@@ -105,7 +106,9 @@ def _usage(error: Exception, verb: str, out: Output) -> int:
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "deepinfer" if verb == "deepinfer" else f"deepinfer {verb}"
     message = message[:1].lower() + message[1:].rstrip(".")
-    out.error(UsageError(message, code="usage", hint=f"{path} --help"), verb)
+    out.error(
+        UsageError(message, code="usage", hint=f"{path.replace('deepinfer', program(), 1)} --help"), verb
+    )
     return int(ExitCode.USAGE)
 
 

@@ -81,7 +81,7 @@ def install(
         clear_caches=clear_caches,
         verify=not no_verify,
     )
-    return o.run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+    return o.run(command.run, options, json, quiet, verbose, no_color)
 
 
 @app.command(epilog=o.examples("deepinfer rollback --dry-run", "deepinfer rollback --yes"))
@@ -105,7 +105,7 @@ def rollback(
     from deepinfer_cli.commands import rollback as command
 
     options = command.RollbackOptions(o.TargetOptions(target, python), dry_run=dry_run, yes=yes, force=force)
-    return o.run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+    return o.run(command.run, options, json, quiet, verbose, no_color)
 
 
 @app.command(epilog=o.examples("deepinfer status", "deepinfer status --target DIR --json"))
@@ -125,7 +125,7 @@ def status(
     from deepinfer_cli.commands import status as command
 
     options = command.StatusOptions(o.TargetOptions(target, python))
-    return o.run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+    return o.run(command.run, options, json, quiet, verbose, no_color)
 
 
 @app.command(
@@ -170,7 +170,7 @@ def verify(
         output=output,
         **({} if timeout is None else {"timeout_s": timeout}),
     )
-    return o.run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+    return o.run(command.run, options, json, quiet, verbose, no_color)
 
 
 @app.command(
@@ -211,7 +211,7 @@ def bench(
         threshold=threshold,
         **({} if timeout is None else {"timeout_s": timeout}),
     )
-    return o.run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+    return o.run(command.run, options, json, quiet, verbose, no_color)
 
 
 @app.command(epilog=o.examples("deepinfer doctor", "deepinfer doctor --json > report.json"))
@@ -231,4 +231,4 @@ def doctor(
     from deepinfer_cli.commands import doctor as command
 
     options = command.DoctorOptions(o.TargetOptions(target, python))
-    return o.run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+    return o.run(command.run, options, json, quiet, verbose, no_color)

@@ -95,4 +95,4 @@ def _export(json: bool, quiet: bool, verbose: int, no_color: bool, **values: Any
     from deepinfer_cli.commands import export as command
 
     options = command.ExportOptions(**values)
-    return o.run(lambda out: command.run(options, out), json, quiet, verbose, no_color)
+    return o.run(command.run, options, json, quiet, verbose, no_color)

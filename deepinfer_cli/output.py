@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
+# fewer characters than this a column, and a table has one value a line
+_COLUMN_WIDTH = 12
 _THEME = {"ok": "green", "warn": "yellow", "error": "bold red", "dim": "dim"}
 
 
@@ -56,6 +59,9 @@ class Output:
         quiet: results, warnings and errors only.
         verbose: how often `-v` was given.
         color: False for no colour and no bold.
+
+    Attributes:
+        complete: makes the commands in a text such that they can be pasted.
     """
 
     def __init__(
@@ -65,6 +71,7 @@ class Output:
         self.quiet = quiet
         self.verbose = verbose
         self.color = color and not os.environ.get("NO_COLOR")
+        self.complete: Callable[[str], str] = lambda text: text
         self._dead: set[int] = set()
         self._lost: OSError | None = None
 
@@ -74,6 +81,8 @@ class Output:
         """A result table; TAB-separated and uncut when stdout is no terminal."""
         if self.json:
             return
+        rows = tuple(tuple(self.complete(value) for value in row) for row in content.rows)
+        content = replace(content, rows=rows)
         if not _is_terminal(sys.stdout):
             self._write(sys.stdout, render.piped(content))
             return
@@ -81,6 +90,9 @@ class Output:
         from rich.table import Table as RichTable
         from rich.text import Text
 
+        console = self._console(sys.stdout)
+        if len(content.columns) > 2 and console.width < _COLUMN_WIDTH * len(content.columns):
+            content = render.stacked(content)
         grid = RichTable(
             box=SIMPLE_HEAD,
             title=content.title,
@@ -91,7 +103,6 @@ class Output:
             grid.add_column(header, justify=justify, overflow="fold")
         for row in content.rows:
             grid.add_row(*(Text(value, style=render.meaning(value)) for value in row))
-        console = self._console(sys.stdout)
         with console.capture() as captured:
             console.print(grid)
         self._write(sys.stdout, "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")
@@ -99,7 +110,7 @@ class Output:
     def line(self, text: str = "") -> None:
         """One result line."""
         if not self.json:
-            self._write(sys.stdout, text + "\n")
+            self._write(sys.stdout, self.complete(text) + "\n")
 
     def raw(self, data: bytes) -> None:
         """A result that is a file's bytes, such as a patch."""
@@ -142,7 +153,7 @@ class Output:
     def note(self, message: str) -> None:
         """Something worth knowing; silent with `--quiet` and `--json`."""
         if not (self.quiet or self.json):
-            self._write(sys.stderr, message + "\n")
+            self._write(sys.stderr, self.complete(message) + "\n")
 
     def detail(self, message: str) -> None:
         """Something only `-v` shows."""
@@ -151,7 +162,7 @@ class Output:
 
     def warn(self, message: str) -> None:
         """Something that may bite; always shown."""
-        self._write(sys.stderr, f"{self._styled('warning:', 'warn')} {message}\n")
+        self._write(sys.stderr, f"{self._styled('warning:', 'warn')} {self.complete(message)}\n")
 
     def error(self, error: DeepInferError, command: str) -> None:
         """A failure that ended the command."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
+import shutil
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from deepinfer_cli.errors import DeepInferError
 from deepinfer_cli.output import Output
 from deepinfer_cli.result import Result
 
@@ -27,6 +31,50 @@ class TargetOptions:
         """The same choice as text for a command in a hint, with a leading space; empty for the default."""
         given = (("--target", self.target), ("--python", self.python))
         return "".join(f" {name} {shlex.quote(str(value))}" for name, value in given if value)
+
+
+# in backticks, or all of a text: what a user may paste
+_COMMAND = re.compile(
+    r"(?:^|(?<=`)|(?<=: ))deepinfer (?P<verb>export \w+|install|rollback|status|verify|bench|doctor)\b(?P<rest>[^`\n]*)"
+)
+_GIVEN = re.compile(r"--(?:target|python|wheel|help)\b")
+
+
+def runnable(text: str, where: TargetOptions, arch: str | None = None) -> str:
+    """`text` with every command in it as it works here: which vLLM, which architecture, which `deepinfer`.
+
+    Args:
+        arch: the `--arch` that was given.
+    """
+
+    def complete(found: re.Match[str]) -> str:
+        verb, rest = found["verb"], found["rest"]
+        if not _GIVEN.search(rest):
+            rest += where.arguments
+        if verb == "install" and not re.search(r"--(?:arch|help)\b", rest):
+            name = arch or _missing_arch()
+            rest += f" --arch {name}" if name else ""
+        return f"{program()} {verb}{rest}"
+
+    return _COMMAND.sub(complete, text)
+
+
+def _missing_arch() -> str | None:
+    """One to name where no GPU says it."""
+    from deepinfer_cli.detect import gpu
+
+    served = any(one.served for one in gpu.detect_gpus().gpus)
+    return None if served else next(iter(gpu.SERVED.values()))
+
+
+def program() -> str:
+    """What to type for `deepinfer`: the path it was started by where PATH does not lead to it."""
+    called, found = Path(sys.argv[0]), shutil.which("deepinfer")
+    if called.name == "__main__.py" and called.parent.name == "deepinfer_cli" and found is None:
+        return f"{shlex.quote(sys.executable)} -m deepinfer_cli"
+    if called.name == "deepinfer" and called.is_file() and not (found and called.samefile(found)):
+        return shlex.quote(sys.argv[0])
+    return "deepinfer"
 
 
 def complete_arch() -> list[str]:
@@ -82,7 +130,9 @@ Python = Annotated[
 ]
 Json = Annotated[bool, _option("--json", help="Print one JSON document on stdout and nothing else.")]
 Quiet = Annotated[bool, _option("--quiet", "-q", help="Results, warnings and errors only.")]
-Verbose = Annotated[int, _option("--verbose", "-v", count=True, help="Say more; twice for still more.")]
+Verbose = Annotated[
+    int, _option("--verbose", "-v", count=True, help="Say more: every file of a plan, every check.")
+]
 NoColor = Annotated[bool, _option("--no-color", help="No colour and no bold (also: NO_COLOR=1).")]
 Debug = Annotated[bool, _option("--debug", help="Show the Python traceback of an error.")]
 DryRun = Annotated[bool, _option("--dry-run", help="Show what would be done; write nothing.")]
@@ -218,10 +268,27 @@ def examples(*lines: str) -> str:
     return "Examples:\n\n\b\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def run(command: Callable[[Output], Result], json: bool, quiet: bool, verbose: int, no_color: bool) -> int:
+def run(
+    command: Callable[[Any, Output], Result],
+    options: Any,
+    json: bool,
+    quiet: bool,
+    verbose: int,
+    no_color: bool,
+) -> int:
     """Runs a command with its own output, prints its result and gives the exit code."""
     out = Output(json=json, quiet=quiet, verbose=verbose, color=not no_color)
-    result = command(out)
+    where, arch = options.where, getattr(options, "arch", None)
+    if getattr(options, "wheel", None):
+        where = TargetOptions(options.into)
+    out.complete = lambda text: runnable(text, where, arch)
+    try:
+        result = command(options, out)
+    except DeepInferError as error:
+        error.hint = error.hint and out.complete(error.hint)
+        raise
+    errors = tuple(replace(item, hint=item.hint and out.complete(item.hint)) for item in result.errors)
+    result = replace(result, errors=errors)
     out.emit(result)
     out.check()
     return int(result.exit_code)

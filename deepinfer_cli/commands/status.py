@@ -67,20 +67,27 @@ def run(opts: StatusOptions, out: Output) -> Result:
         found = replace(found, notes=(*found.notes, note))
     elif any(one.state.value == "modified" for one in found.files):
         step = _NEXT_EDITED.get((found.state, found.record is not None), step)
-    step += opts.where.arguments
+    if match["match"] == "unsupported" and step.startswith("deepinfer install"):
+        alone = "deepinfer rollback" if found.record else ""
+        step = f"{step} --partial" if match.get("usable") else alone
+    if step:
+        step += opts.where.arguments
+    if found.record and step.startswith("deepinfer install") and not any(gpu.served for gpu in gpus.gpus):
+        step += f" --arch {found.record.arch[0]}"
     out.table(table(("Item", "Value"), _rows(target, found, gpus, match)))
     odd = [one for one in found.files if one.state.value not in {"applied", "pristine"}]
-    if odd or out.verbose:
+    if odd or (out.verbose and found.files):
         shown = found.files if out.verbose else tuple(odd)
         out.table(table(("State", "Path", "Note"), ((one.state.value, one.path, one.note) for one in shown)))
-    out.note(f"next: {step}")
+    if step:
+        out.note(f"next: {step}")
     data = _data(target, found, gpus, match)
     if found.state in _HEALTHY:
         return Result("status", data)
     error = ErrorItem(
         f"overlay-{found.state}",
         _MEANING[found.state],
-        step,
+        step or None,
         tuple(one.path for one in odd),
     )
     return Result("status", data, ExitCode.FAILED, (error,))
@@ -123,11 +130,18 @@ def _match(target: Target, found: Inspection) -> tuple[dict[str, Any], tuple[Fil
     seen = matching.match(known, target.version, matching.observe(known, matching.reader(target)))
     drift = _drift(target, seen.hooked(tuple(op.name for op in known.ops))) if record is None else ()
     if seen.kind is None:
+        usable = [each.op.name for each in seen.ops if not each.differing]
         keys = [matching.shown(key, target.layout) for key in seen.differing]
         verb = "differs" if len(keys) == 1 else "differ"
         reason = f"{plural(len(keys), 'symbol')} {verb} from vLLM {seen.release}: {', '.join(keys[:3])}"
         reason += ", …" if keys[3:] else ""
-        return {"match": "unsupported", "release": None, "reason": reason, "differing": keys}, drift
+        return {
+            "match": "unsupported",
+            "release": None,
+            "reason": reason,
+            "differing": keys,
+            "usable": usable,
+        }, drift
     return {"match": seen.kind, "release": seen.release, "reason": ""}, drift
 
 

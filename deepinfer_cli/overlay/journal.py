@@ -29,7 +29,7 @@ from typing import Any
 
 from deepinfer_cli.errors import FailedError
 from deepinfer_cli.overlay.files import read, write_atomically
-from deepinfer_cli.overlay.record import check_path, check_schema, known_fields, to_json
+from deepinfer_cli.overlay.record import STOCK_AGAIN, check_path, check_schema, known_fields, to_json
 
 NAME = "journal.json"
 USES = ("new", "via", "undo")
@@ -92,8 +92,8 @@ def pending(state_dir: Path) -> Journal | None:
         raise FailedError(
             f"the journal of an unfinished install or rollback cannot be read ({error!r})",
             code="journal-unreadable",
-            hint=f"the originals are in {state_dir / 'backups'}; put them back, or run `pip install "
-            "--force-reinstall --no-deps vllm==<your version>`, delete this file and run `deepinfer rollback`",
+            hint=f"the originals are in {state_dir / 'backups'}: put them back, or {STOCK_AGAIN}; then delete this "
+            "file and run `deepinfer rollback`",
             paths=(path,),
         ) from error
 

@@ -162,9 +162,16 @@ def parse(content: bytes, path: Path) -> Record:
             f"the record of this install cannot be read ({error!r})",
             code="record-unreadable",
             hint="delete this file and run `deepinfer rollback`, which then goes by the files themselves; if that "
-            "refuses: `pip install --force-reinstall --no-deps vllm==<your version>`",
+            f"refuses, {STOCK_AGAIN}",
             paths=(path,),
         ) from error
+
+
+# one sentence for every kind of target: where it is said, no target is known
+STOCK_AGAIN = (
+    "put back vLLM's own files: those of its wheel, or git's in a checkout; pip's --force-reinstall --no-deps does it "
+    "when the pip is that environment's own"
+)
 
 
 def check_schema(version: Any, path: Path) -> None:

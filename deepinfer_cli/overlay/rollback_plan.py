@@ -125,7 +125,8 @@ class _Planner:
             self.modified.append(entry.path)
         if entry.owner == "payload":
             if content is not None:
-                self.payload.append(_change(entry.path, "payload", content, None))
+                note = "deleted, with your edit; --force keeps a copy" if state is FileState.MODIFIED else ""
+                self.payload.append(_change(entry.path, "payload", content, None, note))
             return
         moved = self.site.moved(record)
         if state in (FileState.STALE, FileState.PRISTINE) or (moved and state is not FileState.APPLIED):
@@ -234,7 +235,10 @@ def reinstall_hint(site: Site) -> str:
     version = site.version.partition("+")[0] if site.version else None
     if target is not None and target.kind is TargetKind.TREE:
         return f"put back the files of the vLLM {version or ''} wheel".replace("  ", " ")
-    python = target.python if target is not None and target.python else "python"
+    own = site.parent.parents[2] / "bin" / "python" if len(site.parent.parents) > 2 else None
+    python: Path | str | None = target.python if target is not None else None
+    if python is None:
+        python = own if own and own.exists() else "<its own python>"
     return (
         f"run `{python} -m pip install --force-reinstall --no-deps vllm{f'=={version}' if version else ''}`"
     )

@@ -122,7 +122,7 @@ def write_error(error: OSError, path: Path) -> DeepInferError:
         return UnsupportedError(
             f"cannot write in {path}: {error.strerror}",
             code="read-only",
-            hint="run as the owner of this vLLM; for a read-only image use `deepinfer export docker`",
+            hint="run as the owner of this vLLM; for a read-only image use `deepinfer export docker --into DIR`",
             paths=(path,),
         )
     if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
@@ -183,7 +183,7 @@ def refuse_links(parent: Path, paths: Iterable[str]) -> None:
         raise RefusedError(
             "files to be changed are symbolic links; what they point to is not this vLLM's own",
             code="symlinked-file",
-            hint="reinstall vLLM without links (uv: `--link-mode copy`), or use `deepinfer install --wheel`",
+            hint="reinstall vLLM without links (uv: `--link-mode copy`), or use `deepinfer install --wheel VERSION --into DIR`",
             paths=tuple(links),
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -196,8 +195,8 @@ def _live(run: _Run) -> Iterator[CaseResult | NotRun]:
         )
         return
     if missing:
-        where = shlex.quote(str(target.parent))
-        yield NotRun(Level.LIVE, missing, f"deepinfer verify --level live --target {where} --python EXE")
+        how = "name with --python the interpreter that runs this vLLM, on the machine that serves it"
+        yield NotRun(Level.LIVE, missing, how)
         return
     forced, problem = forced_arch(run.found["gpu"], request.arch)
     if problem:

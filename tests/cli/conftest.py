@@ -12,6 +12,7 @@ import pytest
 
 from deepinfer_cli import app
 from deepinfer_cli.commands import doctor, install, status
+from deepinfer_cli.detect import gpu
 from deepinfer_cli.detect.gpu import Gpu, GpuReport
 from deepinfer_cli.overlay import manifest as manifests
 from deepinfer_cli.overlay import payload as payloads
@@ -77,7 +78,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             for index, capability in enumerate(capabilities)
         )
         report = GpuReport(cards, "580.65.06", "13.0", "nvml", None, visible) if cards else GpuReport()
-        for module in (install, status, doctor):
+        for module in (install, status, doctor, gpu):
             monkeypatch.setattr(module, "detect_gpus", lambda: report)
 
     give()

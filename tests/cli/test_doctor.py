@@ -57,7 +57,7 @@ def test_a_machine_without_a_gpu_is_exit_1_with_the_way_on(cli: Cli, fake: FakeV
     assert found["architecture"][0] == "error"
     assert "--arch sm80" in found["architecture"][2]
     assert found["vLLM"][:2] == ["ok", f"0.33.0, environment, {fake.root}"]
-    assert found["overlay"] == ["ok", "not-installed", f"deepinfer install --target {fake.site}"]
+    assert found["overlay"] == ["ok", "not-installed", f"deepinfer install --target {fake.site} --arch sm80"]
     assert run.out.splitlines()[-1].startswith(f"{len(found) - 1} checks, 1 error, ")
 
 

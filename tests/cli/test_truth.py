@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from collections.abc import Callable
 
 import pytest
 
 from deepinfer_cli.overlay import hook
 from tests.cli.conftest import Cli, Run, install_into
+from tests.cli.test_app import heavy_imports
 from tests.conftest import FakeVllm
 
 MINE = b"# mine\n"
@@ -73,6 +75,14 @@ def test_edits_of_an_overlay_without_a_record_are_seen(cli: Cli, fake: FakeVllm)
     assert cli("status", "--target", fake.site).code == 0
 
 
+@pytest.mark.parametrize("hooked", [False, True])
+def test_comparing_imports_nothing_heavy(fake_vllm: Callable[..., FakeVllm], hooked: bool) -> None:
+    vllm = fake_vllm()
+    edited = vllm.cache_utils.read_bytes() + MINE
+    vllm.cache_utils.write_bytes(hook.append(edited) if hooked else edited)
+    assert heavy_imports("status", "--target", vllm.site) == f"[] {int(hooked)}"
+
+
 def test_a_users_file_beside_ours_is_not_called_applied(cli: Cli, fake: FakeVllm) -> None:
     install_into(cli, fake)
     shutil.rmtree(fake.site / ".deepinfer")
@@ -123,7 +133,11 @@ def test_the_plan_of_a_rollback_says_what_becomes_of_an_edit(cli: Cli, fake: Fak
     fake.cache_utils.write_bytes(fake.cache_utils.read_bytes() + MINE)
     shown = cli("status", "--target", fake.site)
     assert f"hint: deepinfer rollback --force --target {fake.site}\n" in shown.err
+    gate = fake.root / "deepinfer_sm80" / "gate.py"
+    gate.write_bytes(MINE)
     plan = cli("rollback", "--target", fake.site, "--force", "--dry-run")
+    assert "remove\tvllm/deepinfer_sm80/\t4 files\n" in plan.out
+    assert "remove\tvllm/deepinfer_sm80/gate.py\tdeleted, with your edit; --force keeps a copy\n" in plan.out
     assert "\tthe original is put back, your edit goes; --force keeps a copy\n" in plan.out
     assert follow(cli, shown).code == 0
     assert MINE not in fake.cache_utils.read_bytes()
