@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from deepinfer_cli import outfile
 from deepinfer_cli.commands.options import TargetOptions
 from deepinfer_cli.commands.verify import check_choice, find_target, interpreter, payload_root
+from deepinfer_cli.detect.arch import arch_name
 from deepinfer_cli.errors import ExitCode, UsageError
 from deepinfer_cli.output import Output
 from deepinfer_cli.render import Justify, Table, plural, table
@@ -54,7 +55,7 @@ def run(opts: BenchOptions, out: Output) -> Result:
         UnsupportedError: no GPU, or not one whose code can be measured.
     """
     if opts.arch is not None:
-        check_choice("--arch", opts.arch, verify.ARCHS)
+        opts = replace(opts, arch=arch_name(opts.arch))
     for name in opts.providers:
         check_choice("--provider", name, bench.PROVIDERS)
     if opts.output is not None:

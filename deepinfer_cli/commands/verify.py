@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from deepinfer_cli import outfile
 from deepinfer_cli.commands import common
 from deepinfer_cli.commands.options import TargetOptions
+from deepinfer_cli.detect.arch import arch_name
 from deepinfer_cli.detect.target import Target
 from deepinfer_cli.errors import ExitCode, UnsupportedError, UsageError
 from deepinfer_cli.output import Output, document
@@ -64,7 +65,7 @@ def run(opts: VerifyOptions, out: Output) -> Result:
         outfile.check(opts.output)
     check_choice("--suite", opts.suite, SUITES)
     if opts.arch is not None:
-        check_choice("--arch", opts.arch, verify.ARCHS)
+        opts = replace(opts, arch=arch_name(opts.arch))
     target = find_target(opts.where, out)
     request = verify.Request(
         target, payload_root(target, out), interpreter(opts.where, target, out), levels, opts.suite, opts.ops,

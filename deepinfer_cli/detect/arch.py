@@ -69,8 +69,14 @@ def _refusal(capability: tuple[int, int]) -> str:
     return f"{name} is not one of {', '.join(SERVED.values())}"
 
 
-def _requested(report: GpuReport, arch: str) -> ArchDecision:
-    digits = arch.removeprefix("sm").replace(".", "")
+def arch_name(arch: str) -> str:
+    """What `--arch` says, as sm80: also written SM80, 80 and 8.0.
+
+    Raises:
+        UsageError: it is not the name of an architecture.
+        UnsupportedError: it is one that is not served (`arch-unsupported`).
+    """
+    digits = arch.strip().lower().removeprefix("sm").removeprefix("_").replace(".", "")
     if not digits.isdecimal() or len(digits) < 2:
         raise UsageError(
             f"--arch {arch!r} is not an architecture",
@@ -82,8 +88,12 @@ def _requested(report: GpuReport, arch: str) -> ArchDecision:
         raise UnsupportedError(
             _refusal(capability), code="arch-unsupported", hint=f"served: {', '.join(SERVED.values())}"
         )
-    name = SERVED[capability]
-    others = [gpu for gpu in report.gpus if gpu.capability != capability]
+    return SERVED[capability]
+
+
+def _requested(report: GpuReport, arch: str) -> ArchDecision:
+    name = arch_name(arch)
+    others = [gpu for gpu in report.gpus if gpu.arch != name]
     warnings = [
         f"--arch {name}, but GPU {gpu.index} of this machine is {gpu.name} ({gpu.arch or 'capability unknown'})"
         for gpu in others

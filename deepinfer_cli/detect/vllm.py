@@ -29,7 +29,9 @@ def find_target(*, target: Path | None = None, python: Path | None = None) -> Ta
     """
     if target is not None:
         root, reason = _locate(target)
-        return _describe(root, reason, python=python.absolute() if python else None)
+        if python is not None:
+            python = probe(python).python
+        return _describe(root, reason, python=python)
     answer = probe(python)
     root = _importable(answer)
     which = "--python" if python else "the running Python"

@@ -253,6 +253,35 @@ def test_output_that_cannot_be_written_leaves_no_traceback(command: str) -> None
     assert done.stderr.startswith("Traceback") == ("--debug" in command)
 
 
+@pytest.mark.parametrize("verb", ["install", "verify", "bench"])
+def test_an_architecture_means_the_same_everywhere(cli: Cli, fake: FakeVllm, verb: str) -> None:
+    for name, code, error in (
+        ("sm90", 3, "arch-unsupported"),
+        ("SM_90", 3, "arch-unsupported"),
+        ("x", 2, "arch-unknown"),
+    ):
+        run = cli(verb, "--target", fake.site, "--arch", name)
+        assert (run.code, run.err.startswith(f"error[{error}]")) == (code, True)
+
+
+@pytest.mark.parametrize("verb", ["install", "verify", "status"])
+def test_an_interpreter_that_is_none_is_refused_beside_a_target_too(
+    cli: Cli, fake: FakeVllm, verb: str
+) -> None:
+    run = cli(
+        verb,
+        "--target",
+        fake.site,
+        "--python",
+        "/bin/true",
+        *(["--arch", "sm80"] if verb == "install" else []),
+    )
+    assert run.code == 3
+    assert "error[python-unusable]" in run.err
+    # what takes it out needs none
+    assert cli("rollback", "--target", fake.site, "--python", "/bin/true", "--yes").code == 0
+
+
 @pytest.mark.parametrize("verb", ["verify", "bench"])
 def test_a_result_file_that_cannot_be_written_is_said_before_the_work(
     cli: Cli, fake: FakeVllm, tmp_path: Path, verb: str

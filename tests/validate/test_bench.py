@@ -141,7 +141,7 @@ def test_a_run_that_measured_nothing_is_no_success(case_payload, monkeypatch, ca
     assert (found.exit_code, found.errors[0].code) == (ExitCode.UNSUPPORTED, "nothing-runnable")
 
 
-@pytest.mark.parametrize("options", [{"ops": ("decode",)}, {"arch": "sm90"}, {"providers": ("magic",)}])
+@pytest.mark.parametrize("options", [{"ops": ("decode",)}, {"arch": "volta"}, {"providers": ("magic",)}])
 def test_unknown_choices_are_usage_errors(case_payload, monkeypatch, options):
     with pytest.raises(UsageError):
         _run(monkeypatch, case_payload, result(), **options)
