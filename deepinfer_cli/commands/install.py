@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deepinfer_cli.commands import common, livecheck
 from deepinfer_cli.commands.options import TargetOptions
@@ -18,6 +18,9 @@ from deepinfer_cli.overlay.plan import Plan
 from deepinfer_cli.overlay.record import Record
 from deepinfer_cli.render import joined, plural, size, table
 from deepinfer_cli.result import ErrorItem, Result
+
+if TYPE_CHECKING:
+    from deepinfer_cli.paths import Cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ def run(opts: InstallOptions, out: Output) -> Result:
     if opts.into and not _is_there(opts.into):
         # what is refused or declined leaves no tree behind
         _, plan = _plan(target, opts)
-        _show(plan, decision, out)
+        _show(plan, decision, out, silent=out.quiet and opts.yes)
         out.require_yes(f"Install into {opts.into}?", yes=opts.yes)
         target, asked = _fetch(opts, out), True
     with common.interruptible(target, opts.where):
@@ -85,7 +88,7 @@ def _install(
             before, plan = _plan(target, opts)
             already = _is_done(before, plan)
             if not already and not asked:
-                _show(plan, decision, out)
+                _show(plan, decision, out, silent=out.quiet and opts.yes)
                 question = "Adopt this overlay?" if plan.adopts else f"Install into {target.root}?"
                 out.require_yes(question, yes=opts.yes)
             record = _apply(plan, decision, opts, out)
@@ -180,6 +183,8 @@ def _dry_run(opts: InstallOptions, out: Output, target: Target, decision: ArchDe
         out.line(f"dry run: nothing was written; {plural(len(plan.writes), 'file')} would change")
     else:
         out.line(_already(record))
+    if opts.clear_caches:
+        _show_caches(out, "would clear")
     data = {"dry_run": True, "target": common.target_data(target), "archs": list(decision.archs)}
     return Result("install", data | {"plan": common.plan_data(plan), "already_installed": already})
 
@@ -200,11 +205,12 @@ def _is_done(record: Record | None, plan: Plan) -> bool:
     return record is not None and not (plan.writes or plan.accepts)
 
 
-def _show(plan: Plan, decision: ArchDecision, out: Output) -> None:
-    for content in common.plan_tables(plan, every_file=bool(out.verbose)):
-        out.table(content)
-    out.line(f"for {joined(decision.archs)} ({decision.reason})")
-    out.line(common.match_text(plan.match, plan.release, plan.target.version))
+def _show(plan: Plan, decision: ArchDecision, out: Output, *, silent: bool = False) -> None:
+    if not silent:
+        for content in common.plan_tables(plan, every_file=bool(out.verbose)):
+            out.table(content)
+        out.line(f"for {joined(decision.archs)} ({decision.reason})")
+        out.line(common.match_text(plan.match, plan.release, plan.target.version))
     if plan.upgrade_from:
         verb = "downgrades" if _is_older(plan.overlay_version, plan.upgrade_from) else "upgrades"
         out.line(f"{verb} overlay {plan.upgrade_from} to {plan.overlay_version}")
@@ -278,7 +284,7 @@ def _report(
         return Result("install", data, ExitCode.FAILED, (error,))
     if not already:
         where = TargetOptions(target.parent) if opts.into else opts.where
-        out.line(f"next: deepinfer verify{where.arguments}")
+        out.note(f"next: deepinfer verify{where.arguments}")
     return Result("install", data)
 
 
@@ -296,14 +302,11 @@ def _counts(plan: Plan) -> str:
 
 
 def _clear_caches(opts: InstallOptions, out: Output) -> list[dict[str, Any]]:
-    from deepinfer_cli.paths import caches, clear
+    from deepinfer_cli.paths import clear
 
-    found = [cache for cache in caches() if cache.entries]
+    found = _show_caches(out, "to clear")
     if not found:
-        out.line("no compile caches to clear")
         return []
-    rows = [(cache.name, size(cache.size), cache.folder, cache.variable) for cache in found]
-    out.table(table(("Cache", ("Size", "right"), "Folder", "Variable"), rows, title="Caches"))
     out.require_yes("Clear these caches?", yes=opts.yes)
     cleared = []
     for cache in found:
@@ -312,3 +315,15 @@ def _clear_caches(opts: InstallOptions, out: Output) -> list[dict[str, Any]]:
         )
     out.line(f"cleared {size(sum(cache.size for cache in found))} of compile caches")
     return cleared
+
+
+def _show_caches(out: Output, what: str) -> list[Cache]:
+    from deepinfer_cli.paths import caches
+
+    found = [cache for cache in caches() if cache.entries]
+    if not found:
+        out.line("no compile caches to clear")
+        return []
+    rows = [(cache.name, size(cache.size), cache.folder, cache.variable) for cache in found]
+    out.table(table(("Cache", ("Size", "right"), "Folder", "Variable"), rows, title=f"Caches {what}"))
+    return found

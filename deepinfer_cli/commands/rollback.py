@@ -40,8 +40,16 @@ def run(opts: RollbackOptions, out: Output) -> Result:
         # also where nothing may be written, not even a lock
         return _report(out, where, RollbackReport(nothing=True), None)
 
-    with common.interruptible(where, opts.where):
-        return _roll_back(opts, out, where, parent, state_dir)
+    try:
+        with common.interruptible(where, opts.where):
+            return _roll_back(opts, out, where, parent, state_dir)
+    except DeepInferError as error:
+        if error.code == "read-only":
+            error.hint = (
+                "run as the owner of this vLLM, where it can be written; DEEPINFER_DISABLE=1 in vLLM's environment "
+                "rules the overlay out without writing"
+            )
+        raise
 
 
 def _roll_back(
@@ -53,7 +61,7 @@ def _roll_back(
         recovered = common.recover(parent, state_dir, out)
         plan = plan_rollback(where)
         if not plan.nothing:
-            _show(plan, out)
+            _show(plan, out, silent=out.quiet and opts.yes)
             plan.check(force=opts.force)
             out.require_yes(f"Roll back in {parent / 'vllm'}?", yes=opts.yes)
         with out.progress(None, "rolling back") as progress:
@@ -68,7 +76,9 @@ def _roll_back(
 def _where(opts: RollbackOptions, out: Output) -> Target | Path:
     """The target, or the folder that held a vLLM which is gone but for what is ours."""
     try:
-        return common.locate(opts.where, out)
+        # with --target the interpreter does not matter, and may be gone
+        where = TargetOptions(opts.where.target) if opts.where.target else opts.where
+        return common.locate(where, out)
     except DeepInferError as error:
         if error.code != "vllm-not-found":
             raise
@@ -102,12 +112,13 @@ def _dry_run(opts: RollbackOptions, out: Output, where: Target | Path, state_dir
     return Result("rollback", _target(where) | data)
 
 
-def _show(plan: RollbackPlan, out: Output) -> None:
-    out.table(
-        common.file_table(
-            plan.changes, every_file=bool(out.verbose), hook="the four marked lines go", payload="deleted"
+def _show(plan: RollbackPlan, out: Output, *, silent: bool = False) -> None:
+    if not silent:
+        out.table(
+            common.file_table(
+                plan.changes, every_file=bool(out.verbose), hook="the four marked lines go", payload="deleted"
+            )
         )
-    )
     if plan.site.leftover:
         out.line("vLLM was uninstalled since: only what is DeepInfer's goes")
     elif plan.stale or plan.site.moved(plan.record):

@@ -38,10 +38,10 @@ def test_install_shows_the_plan_and_says_what_it_did(cli: Cli, fake: FakeVllm) -
         "for sm80 (--arch sm80)",
         "supported (vLLM 0.33.0)",
         f"installed overlay 0.1.0 in {fake.root}: 5 files added, 1 file edited",
-        run.out.splitlines()[-2],
-        f"next: deepinfer verify --target {fake.site}",
+        run.out.splitlines()[-1],
     ]
-    assert run.out.splitlines()[-2].startswith("not checked that the ops are bound: ")
+    assert run.out.splitlines()[-1].startswith("not checked that the ops are bound: ")
+    assert run.err.splitlines()[-1] == f"next: deepinfer verify --target {fake.site}"
     assert hook.find(fake.cache_utils.read_bytes())
     record = read_record(fake.target().state_dir)
     assert record is not None
@@ -291,6 +291,28 @@ def test_ctrl_c_restores_and_is_130(cli: Cli, fake: FakeVllm, monkeypatch: pytes
     assert fake.snapshot() == start
 
 
+def test_quiet_leaves_the_results(cli: Cli, fake: FakeVllm) -> None:
+    run = install_into(cli, fake, "--quiet")
+    assert run.out.startswith("installed overlay 0.1.0 in ")
+    assert run.err == ""
+    run = cli("rollback", "--target", fake.site, "--yes", "--quiet")
+    assert (run.out, run.err) == ("rolled back: 1 file restored, 5 files removed\n", "")
+    # there the plan is the result
+    assert "Action\tPath" in cli("install", "--target", fake.site, "--arch", "SM80", "--dry-run", "-q").out
+
+
+def test_a_dry_run_lists_the_caches_that_would_be_cleared(
+    cli: Cli, fake: FakeVllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = tmp_path / "triton" / ("A" * 52)
+    entry.mkdir(parents=True)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(entry.parent))
+    install_into(cli, fake)
+    run = cli("install", "--target", fake.site, "--arch", "sm80", "--dry-run", "--clear-caches")
+    assert f"Triton\t0 B\t{entry.parent}" in run.out
+    assert entry.exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interruption_after_the_work_says_that_it_is_done(
     cli: Cli, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch, number: int
@@ -321,7 +343,7 @@ def test_wheel_unpacks_a_tree_and_a_second_run_finds_it(
     arguments = ["install", "--wheel", "0.33.0", "--into", into, "--arch", "sm80", "--yes"]
     first = cli(*arguments)
     assert first.code == 0
-    assert first.out.splitlines()[-1] == f"next: deepinfer verify --target {into}"
+    assert first.err.splitlines()[-1] == f"next: deepinfer verify --target {into}"
     second = cli(*arguments)
     assert second.code == 0
     assert second.out.startswith("already installed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from deepinfer_cli.overlay import state as state_folder
 from deepinfer_cli.overlay.manifest import Manifest
 from deepinfer_cli.overlay.payload import Payload
 from tests.cli.conftest import Cli, install_into, use_payload
@@ -151,6 +153,22 @@ def test_a_read_only_target_points_to_the_export(cli: Cli, fake: FakeVllm) -> No
     assert "deepinfer export docker" in run.err
 
 
+def test_a_read_only_target_has_another_way_on_for_a_rollback(
+    cli: Cli, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_into(cli, fake)
+
+    def read_only(*_: object) -> None:
+        raise state_folder.write_error(OSError(errno.EROFS, "Read-only file system"), fake.site)
+
+    monkeypatch.setattr(state_folder, "_take", read_only)
+    run = cli("rollback", "--target", fake.site, "--yes")
+    assert run.code == 3
+    assert "error[read-only]" in run.err
+    assert "DEEPINFER_DISABLE=1" in run.err
+    assert "export" not in run.err
+
+
 def test_status_before_an_install(cli: Cli, fake: FakeVllm) -> None:
     run = cli("status", "--target", fake.site)
     assert run.code == 0
@@ -161,7 +179,7 @@ def test_status_before_an_install(cli: Cli, fake: FakeVllm) -> None:
     assert rows["overlay"] == "not-installed"
     assert rows["match"] == "supported (vLLM 0.33.0)"
     assert rows["journal"] == "none"
-    assert run.err == f"next: deepinfer install --target {fake.site}\n"
+    assert run.err == f"next: deepinfer install --target {fake.site} --arch sm80\n"
 
 
 def test_status_after_an_install_fits_one_screen(cli: Cli, fake: FakeVllm, gpus: Callable[..., None]) -> None:
