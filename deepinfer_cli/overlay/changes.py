@@ -161,7 +161,8 @@ def hook_changes(
         original = (
             "the checkout's HEAD" if origin.source == "HEAD" else f"vLLM {target.version or ''}".rstrip()
         )
-        raise _drift(target, edited, f"not as in {original}")
+        # status does not ask git
+        raise _drift(target, edited, f"not as in {original}", head=origin.source == "HEAD")
     if blocks and not force:
         raise _drift(target, blocks, "edited inside DeepInfer's block")
     if unknown and not force:
@@ -250,11 +251,12 @@ def files(paths: Sequence[str]) -> str:
     return "1 file is" if len(paths) == 1 else f"{len(paths)} files are"
 
 
-def _drift(target: Target, paths: list[str], what: str) -> RefusedError:
+def _drift(target: Target, paths: list[str], what: str, *, head: bool = False) -> RefusedError:
+    where = shlex.quote(str(target.parent))
+    show = f"git -C {where} diff" if head else f"deepinfer status --target {where}"
     return RefusedError(
         f"{files(paths)} {what}",
         code="file-drift",
-        hint=f"`deepinfer status --target {shlex.quote(str(target.parent))}` shows what changed; undo the edits, or "
-        "pass --force to keep a copy and go on",
+        hint=f"`{show}` shows what changed; undo the edits, or pass --force to keep a copy and go on",
         paths=tuple(target.path(path) for path in paths),
     )

@@ -276,6 +276,7 @@ def test_a_checkout_is_compared_with_its_head(fake_vllm, fake_payload, fake_mani
     with pytest.raises(RefusedError) as caught:
         plan_install(fake.target(), fake_payload(), fake_manifest)
     assert caught.value.code == "file-drift"
+    assert f"`git -C {fake.site} diff` shows what changed" in (caught.value.hint or "")
     git(fake.site, "commit", "-q", "-a", "-m", "Keep it")
     assert plan_install(fake.target(), fake_payload(), fake_manifest).writes
 
