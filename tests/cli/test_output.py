@@ -73,6 +73,18 @@ def test_terminal_tables_fold_and_never_cut(terminal: Streams) -> None:
     assert all(len(line) <= 80 for line in shown.replace("\x1b", "").splitlines() if "[" not in line)
 
 
+def test_a_table_too_wide_for_the_terminal_has_one_value_a_line(
+    terminal: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdout, _ = terminal()
+    monkeypatch.setenv("COLUMNS", "40")
+    rows = [("driver", "ok", "580.65.06", ""), ("vLLM", "error", "there is no vLLM here", "name one")]
+    Output(color=False).table(table(("Check", "Status", "Value", "Hint"), rows))
+    lines = [" ".join(line.split()) for line in stdout.getvalue().splitlines()]
+    assert "Value there is no vLLM here" in lines
+    assert lines.index("Check vLLM") > lines.index("Value 580.65.06")
+
+
 @pytest.mark.parametrize("how", ["option", "variable"])
 def test_no_color_drops_colour_and_bold(how: str, terminal: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
     stdout, stderr = terminal()
