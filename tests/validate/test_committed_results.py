@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,16 @@ def test_what_is_malformed_or_too_slow_is_seen() -> None:
     }
     with pytest.raises(AssertionError, match="not measured against torch"):
         speedup(result(row(timing="events")), "gather", 49152, "torch")
+
+
+@pytest.mark.parametrize("name", ["verify", "live_0.33.0", "live_0.30.0"])
+def test_the_checks_are_of_the_measured_payload(name: str) -> None:
+    summary = results.read(SUMMARY)["environment"]["commit"]
+    document = json.loads((FOLDER / "checks" / f"{name}.json").read_text(encoding="utf-8"))
+    if name == "verify":
+        digest, good = document["data"]["payload"]["digest"], document["status"] == "success"
+        assert {one["level"] for one in document["data"]["results"]} == {"compile", "numerics"}
+    else:
+        digest, good = document["checks"]["bound"]["report"]["payload_digest"], document["ok"]
+    assert good
+    assert f"payload {digest[:12]}" in summary
