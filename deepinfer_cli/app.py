@@ -88,7 +88,9 @@ def _io_error(error: OSError) -> FailedError:
     return FailedError(
         f"a file or folder cannot be used: {error.strerror or error}",
         code="io-error",
-        hint="its permissions, or the disk; --debug shows where",
+        hint="run as a user who may use it, such as vLLM's owner"
+        if isinstance(error, PermissionError)
+        else "look after it and its disk; --debug shows where",
         paths=(str(error.filename),) if error.filename else (),
     )
 

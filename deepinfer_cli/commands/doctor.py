@@ -67,6 +67,8 @@ def run(opts: DoctorOptions, out: Output) -> Result:
         rows += _guarded("disk", lambda: _disk(target))
     except DeepInferError as error:
         rows.append(Row("vLLM", "error", error.message, error.hint or ""))
+    except OSError as error:
+        rows.append(Row("vLLM", "error", f"{error.filename}: {error.strerror or error}", "its permissions"))
     rows += _guarded("nvcc", _nvcc)
     rows += _guarded("caches", _caches)
     out.table(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from deepinfer_cli.commands import doctor
+from deepinfer_cli.detect import vllm
 from deepinfer_cli.detect.gpu import GpuReport
 from deepinfer_cli.detect.requirements import cuda_major, pins
 from tests.cli.conftest import Cli, install_into
@@ -130,3 +132,16 @@ def test_the_real_interpreter_is_asked_without_importing_anything() -> None:
     answer = doctor.interpreter(Path(sys.executable))
     assert answer["python"] == sys.version.split()[0]
     assert set(answer["versions"]) == {"torch", "triton", "tilelang"}
+
+
+def test_a_vllm_that_cannot_be_looked_at_is_a_row(
+    cli: Cli, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(**_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/opt/vllm/__init__.py")
+
+    monkeypatch.setattr(vllm, "find_target", broken)
+    run = cli("doctor", "--target", fake.site)
+    assert run.code == 1
+    assert rows(run.out)["vLLM"] == ["error", "/opt/vllm/__init__.py: Permission denied", "its permissions"]
+    assert "nvcc" in rows(run.out)
