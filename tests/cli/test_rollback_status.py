@@ -169,6 +169,12 @@ def test_a_read_only_target_has_another_way_on_for_a_rollback(
     assert "export" not in run.err
 
 
+def test_verbose_adds_no_empty_table(cli: Cli, fake: FakeVllm) -> None:
+    assert cli("status", "-v", "--target", fake.site).out == cli("status", "--target", fake.site).out
+    install_into(cli, fake)
+    assert "applied\tvllm/" in cli("status", "-v", "--target", fake.site).out
+
+
 def test_status_before_an_install(cli: Cli, fake: FakeVllm) -> None:
     run = cli("status", "--target", fake.site)
     assert run.code == 0
