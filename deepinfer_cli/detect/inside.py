@@ -69,7 +69,11 @@ def is_leftover(parent: Path) -> bool:
     root = parent / PACKAGE
     if (root / "__init__.py").exists():
         return False
-    payload = any((root / name).is_dir() for name in _OURS)
+    # a folder that holds a user's files alone is not ours
+    payload = any(
+        (root / name / "__init__.py").exists() or ((root / name).is_dir() and not any((root / name).iterdir()))
+        for name in _OURS
+    )
     return (
         payload
         or (parent / ".deepinfer" / "record.json").is_file()

@@ -170,6 +170,10 @@ def test_a_leftover_is_no_vllm(fake_vllm, site, python):
         assert error.code == "vllm-not-found"
         assert error.hint == f"deepinfer rollback --target {quote(str(site.resolve()))}"
         assert find_leftover(**options) == site.resolve()
+    (fake.root / "deepinfer_sm80" / "notes.txt").touch()
+    assert find_leftover(target=site) is None, "a user's file alone"
+    (fake.root / "deepinfer_sm80" / "__init__.py").touch()
+    assert find_leftover(target=site) == site.resolve()
     (fake.root / "__init__.py").touch()
     assert find_leftover(target=site) is None
 
