@@ -71,7 +71,8 @@ def is_leftover(parent: Path) -> bool:
         return False
     # a folder that holds a user's files alone is not ours
     payload = any(
-        (root / name / "__init__.py").exists() or ((root / name).is_dir() and not any((root / name).iterdir()))
+        (root / name / "__init__.py").exists()
+        or ((root / name).is_dir() and not any((root / name).iterdir()))
         for name in _OURS
     )
     return (
