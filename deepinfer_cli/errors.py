@@ -69,6 +69,6 @@ class RefusedError(DeepInferError):
 
 
 class Interruption(DeepInferError):
-    """Ctrl-C or SIGTERM; what was begun has been put back."""
+    """Ctrl-C or SIGTERM; what was begun has been put back, or was done: the message says which."""
 
     exit_code = ExitCode.INTERRUPTED

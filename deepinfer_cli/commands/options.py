@@ -63,7 +63,11 @@ def _missing_arch() -> str | None:
     """One to name where no GPU says it."""
     from deepinfer_cli.detect import gpu
 
-    served = any(one.served for one in gpu.detect_gpus().gpus)
+    try:
+        served = any(one.served for one in gpu.detect_gpus().gpus)
+    except Exception:
+        # it is only a hint, and must not end what is being done
+        return None
     return None if served else next(iter(gpu.SERVED.values()))
 
 

@@ -14,6 +14,7 @@ import pytest
 from deepinfer_cli import app
 from deepinfer_cli.commands import options
 from deepinfer_cli.commands.options import TargetOptions, runnable
+from deepinfer_cli.detect import gpu
 from tests.cli.conftest import Cli, install_into
 from tests.conftest import FakeVllm
 from tests.fakes import rewrite
@@ -49,6 +50,14 @@ def test_the_architecture_is_the_one_given_or_the_gpus_own(gpus: Callable[..., N
     gpus((9, 0))
     assert runnable("deepinfer install", TargetOptions()) == "deepinfer install --arch sm80"
     gpus((8, 6))
+    assert runnable("deepinfer install", TargetOptions()) == "deepinfer install"
+
+
+def test_a_gpu_that_cannot_be_asked_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("driver")
+
+    monkeypatch.setattr(gpu, "detect_gpus", broken)
     assert runnable("deepinfer install", TargetOptions()) == "deepinfer install"
 
 
