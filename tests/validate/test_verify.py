@@ -228,7 +228,7 @@ def test_a_level_asked_for_proves_nothing_by_skipped_cases(case_payload, tmp_pat
     ids=lambda options: next(iter(options)),
 )
 def test_unknown_choices_are_usage_errors(case_payload, tmp_path, monkeypatch, options):
-    with pytest.raises(UsageError, match="is unknown|is not an architecture"):
+    with pytest.raises(UsageError, match=r"is unknown|is not an architecture"):
         _run(tmp_path, monkeypatch, case_payload, **options)
 
 
