@@ -209,7 +209,7 @@ def _present(target: Target, folder: str) -> set[str]:
 
 
 def _has_block(target: Target, path: str) -> bool:
-    return hook.find(target.path(path).read_bytes()) is not None
+    return hook.find(target.path(path).read_bytes())
 
 
 def _hash(path: Path) -> str | None:

@@ -7,9 +7,16 @@ import re
 BEGIN = "# >>> deepinfer-sm80 (added by `deepinfer install`; `deepinfer rollback` removes it)"
 END = "# <<< deepinfer-sm80"
 _BLOCK = re.compile(
-    rb"^# >>> deepinfer-sm80[^\n]*\n(?P<body>(?:[^\n]*\n)*?)# <<< deepinfer-sm80[^\n]*\n?", re.MULTILINE
+    rb"^# >>> deepinfer-sm80[^\n]*\n(?:(?!# >>> deepinfer-sm80)[^\n]*\n)*?# <<< deepinfer-sm80[^\n]*\n?",
+    re.MULTILINE,
 )
-_SKIP = re.compile(rb"skip=\((?P<names>[^)]*)\)")
+# one line of a block, also of one whose markers someone took out
+_LINE = re.compile(
+    rb"^(?:# (?:>>>|<<<) deepinfer-sm80|from vllm\.deepinfer_sm80 import bind as _deepinfer_bind|_deepinfer_bind\()"
+    rb"[^\n]*\n?",
+    re.MULTILINE,
+)
+_SKIP = re.compile(rb"^_deepinfer_bind\([^\n]*skip=\((?P<names>[^)\n]*)\)", re.MULTILINE)
 
 
 def block(skip: tuple[str, ...] = ()) -> bytes:
@@ -26,15 +33,14 @@ def block(skip: tuple[str, ...] = ()) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-def find(source: bytes) -> re.Match[bytes] | None:
-    """The block in `source`, or None."""
-    return _BLOCK.search(source)
+def find(source: bytes) -> bool:
+    """Whether `source` has our block, or a line of one."""
+    return b"deepinfer" in source and _LINE.search(source) is not None
 
 
 def skipped(source: bytes) -> tuple[str, ...]:
     """The ops that the block in `source` skips; empty without a block."""
-    match = find(source)
-    names = _SKIP.search(match["body"]) if match else None
+    names = _SKIP.search(source)
     return tuple(re.findall(r'"([^"]+)"', names["names"].decode())) if names else ()
 
 
@@ -46,12 +52,17 @@ def append(source: bytes, skip: tuple[str, ...] = ()) -> bytes:
 
 
 def strip(source: bytes) -> bytes:
-    """`source` without any block.
+    """`source` without any block, and without what is left of a damaged one.
 
     A file that had no final newline keeps the one `append` gave it: whoever needs the exact original compares
     hashes with and without it (`originals`).
     """
-    return _BLOCK.sub(b"", source)
+    return _LINE.sub(b"", _BLOCK.sub(b"", source))
+
+
+def only_ours(source: bytes) -> bool:
+    """Whether `strip` takes nothing but lines of ours out of `source`, no one's edits inside a block."""
+    return _LINE.sub(b"", source) == strip(source)
 
 
 def originals(source: bytes) -> tuple[bytes, ...]:

@@ -18,7 +18,6 @@ from deepinfer_cli.overlay.payload import PACKAGE, Payload, sha256
 from deepinfer_cli.overlay.record import FileEntry, Record, read_record
 
 PAYLOAD_DIR = f"vllm/{PACKAGE}"
-_MARK = b"# >>> deepinfer-sm80"
 # hooks are at the end of a file; a status need not read fifty megabytes
 _TAIL_BYTES = 16 * 1024
 
@@ -118,6 +117,13 @@ def unhooked(content: bytes, wanted: set[str]) -> bytes | None:
     return None
 
 
+def without_lines(content: bytes, wanted: set[str]) -> bytes | None:
+    """As `unhooked`, also for a block that lost some of its lines: nothing but lines of ours may go."""
+    if not hook.find(content) or not hook.only_ours(content):
+        return None
+    return next((plain for plain in hook.originals(content) if sha256(plain) in wanted), None)
+
+
 def file_state(entry: FileEntry, site: Site, record: Record) -> tuple[FileState, str]:
     """The state of one recorded file, and a note for the user."""
     content = read(site.parent / entry.path)
@@ -135,7 +141,7 @@ def file_state(entry: FileEntry, site: Site, record: Record) -> tuple[FileState,
     origin = site.origin(entry.path)
     if now == origin or (origin and unhooked(content, {origin}) is not None):
         return FileState.STALE, "vLLM was reinstalled or upgraded since"
-    if hook.find(content) is None and site.moved(record):
+    if not hook.find(content) and site.moved(record):
         return FileState.STALE, "another version of vLLM was installed since"
     return FileState.MODIFIED, "edited since it was installed"
 
@@ -324,7 +330,7 @@ def hooked_files(parent: Path, *, tail_bytes: int | None = None) -> Iterator[tup
     for folder, folders, names in os.walk(parent / "vllm"):
         folders[:] = sorted(name for name in folders if name != "__pycache__" and f"{folder}/{name}" != own)
         for name in sorted(names):
-            if name.endswith(".py") and _MARK in _end(f"{folder}/{name}", tail_bytes):
+            if name.endswith(".py") and hook.find(_end(f"{folder}/{name}", tail_bytes)):
                 path = Path(folder, name)
                 yield path.relative_to(parent).as_posix(), None if tail_bytes else hash_of(path)
 

@@ -20,7 +20,7 @@ from deepinfer_cli.overlay.inspect import (
     file_state,
     has_ours,
     hooked_files,
-    unhooked,
+    without_lines,
 )
 from deepinfer_cli.overlay.patchfile import git_apply
 from deepinfer_cli.overlay.payload import sha256
@@ -147,7 +147,7 @@ class _Planner:
     def _after(self, entry: FileEntry, state: FileState, content: bytes, *, moved: bool) -> bytes:
         if state is FileState.STALE:
             origin = self.site.origin(entry.path)
-            plain = unhooked(content, {origin} if origin else set())
+            plain = without_lines(content, {origin} if origin else set())
             return content if plain is None else plain
         if state is FileState.MODIFIED and moved:
             return hook.strip(content)
@@ -172,7 +172,7 @@ class _Planner:
         for path in paths:
             content = (self.site.parent / path).read_bytes()
             origin = self.site.origin(path)
-            plain = unhooked(content, {origin} if origin else set())
+            plain = without_lines(content, {origin} if origin else set())
             if plain is None:
                 unknown.append(path)
             else:

@@ -94,7 +94,7 @@ def _hooks(target: Target, found: Inspection) -> tuple[str, dict[str, str]]:
     for module in wanted:
         path = target.module_path(module)
         content = target.path(path).read_bytes() if path and target.path(path).is_file() else b""
-        if hook.find(content) is None:
+        if not hook.find(content):
             faults.append(f"{path or module} has no hook block")
         elif hook.skipped(content) != tuple(sorted(found.skip)):
             faults.append(f"{path} skips {', '.join(hook.skipped(content)) or 'nothing'}")
@@ -145,7 +145,7 @@ def hooked_modules(target: Target) -> tuple[str, ...]:
     return tuple(
         ".".join(path.relative_to(target.parent).with_suffix("").parts)
         for path in files
-        if hook.find(path.read_bytes()) is not None
+        if hook.find(path.read_bytes())
     )
 
 

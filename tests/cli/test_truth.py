@@ -186,3 +186,42 @@ def test_rollback_after_an_uninstall_speaks_of_an_uninstall(cli: Cli, fake: Fake
     done = cli("rollback", "--target", fake.site, "--yes")
     assert "vLLM was uninstalled since" in done.out
     assert "upgraded" not in done.out
+
+
+LINES = hook.block().splitlines(keepends=True)
+# which of the block's lines are gone: every choice but none and all
+DAMAGES = [[n for n in range(4) if bits >> n & 1] for bits in range(1, 15)]
+
+
+@pytest.mark.parametrize("way", ["rollback", "install first"])
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "unrecorded"])
+@pytest.mark.parametrize("gone", DAMAGES, ids=str)
+def test_no_line_of_a_damaged_block_outlives_the_package(
+    cli: Cli, fake: FakeVllm, gone: list[int], recorded: bool, way: str
+) -> None:
+    original = fake.cache_utils.read_bytes()
+    install_into(cli, fake)
+    content = fake.cache_utils.read_bytes()
+    for number in gone:
+        content = content.replace(LINES[number], b"")
+    fake.cache_utils.write_bytes(content)
+    if not recorded:
+        shutil.rmtree(fake.site / ".deepinfer")
+    assert cli("status", "--target", fake.site).code == 1
+    force = ["--force"] if recorded else []
+    if way == "install first":
+        assert cli("install", "--target", fake.site, "--arch", "sm80", "--yes", "--force").code == 0
+        force = []
+    done = cli("rollback", "--target", fake.site, "--yes", *force)
+    assert done.code == 0, done.err
+    assert fake.cache_utils.read_bytes() == original
+    assert not (fake.root / "deepinfer_sm80").exists()
+
+
+def test_an_edit_inside_the_block_is_no_line_of_ours(cli: Cli, fake: FakeVllm) -> None:
+    install_into(cli, fake)
+    edited = fake.cache_utils.read_bytes().replace(LINES[1], LINES[1] + MINE)
+    fake.cache_utils.write_bytes(edited)
+    shutil.rmtree(fake.site / ".deepinfer")
+    assert cli("rollback", "--target", fake.site, "--yes", "--force").code == 4
+    assert fake.cache_utils.read_bytes() == edited

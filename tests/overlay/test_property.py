@@ -148,7 +148,7 @@ class Machine(RuleBasedStateMachine):
             if "deepinfer_sm80" in path.parts:
                 assert path in self.live
             else:
-                assert hook.find(path.read_bytes()) is None
+                assert not hook.find(path.read_bytes())
 
     def _check_whole(self) -> None:
         """No half state: either a record and all of its files, or none; what the user touched apart."""
