@@ -61,6 +61,8 @@ def run(opts: ExportOptions, out: Output) -> Result:
             code="usage",
             hint="letters, digits, dots, dashes and underscores",
         )
+    if opts.form == "docker" and opts.into is not None:
+        _check_mounts(str(opts.into.absolute()), opts.container_root)
     target = common.locate(opts.where, out)
     common.refuse_pending(target, opts.where)
     plan = _plan(opts, target)
@@ -84,6 +86,17 @@ def run(opts: ExportOptions, out: Output) -> Result:
         command = ["cp", "-r", "--remove-destination", f"{opts.into.absolute()}/vllm/.", f"{target.root}/"]
         out.line(f"apply with: {shlex.join(command)}")
     return Result("export", data | {"into": str(opts.into.absolute()), "files": written})
+
+
+def _check_mounts(*paths: str) -> None:
+    """`--mount` is CSV and compose files expand `$`: neither has one spelling that every docker reads."""
+    odd = next((path for path in paths if set(path) & set(',"$\n\r')), None)
+    if odd is not None:
+        raise UsageError(
+            f"docker cannot mount {odd!r}",
+            code="usage",
+            hint='name a path without commas, quotes (") and $',
+        )
 
 
 def _check_folder(opts: ExportOptions) -> None:
@@ -127,7 +140,15 @@ def _plan(opts: ExportOptions, target: Any) -> Plan:
 
     bundled = payload.bundled()
     known = manifest.load(bundled.root / "manifest.toml")
-    return plan_install(target, bundled, known, record=read_record(target.state_dir), partial=opts.partial)
+    try:
+        return plan_install(
+            target, bundled, known, record=read_record(target.state_dir), partial=opts.partial
+        )
+    except RefusedError as error:
+        error.hint = (
+            "an export is made from vLLM's own files, with or without our block: put those back first"
+        )
+        raise
 
 
 def _patch(opts: ExportOptions, plan: Plan, out: Output) -> dict[str, Any]:
@@ -189,7 +210,8 @@ def _docker(opts: ExportOptions, plan: Plan, into: Path, out: Output) -> list[st
     flags = "".join(f"--mount {shlex.quote(option)}\n" for option in options)
     _tree(plan, into, {COMPOSE_FILE: compose, FLAGS_FILE: flags})
     out.line(f"wrote {plural(len(files), 'file')} and {COMPOSE_FILE}, {FLAGS_FILE} to {into}")
-    out.line(f"docker compose -f your-compose.yaml -f {into.absolute() / COMPOSE_FILE} up")
+    compose_file = shlex.quote(str(into.absolute() / COMPOSE_FILE))
+    out.line(f"docker compose -f your-compose.yaml -f {compose_file} up")
     out.line("or add to docker run:")
     for line in flags.splitlines():
         out.line(f"  {line}")

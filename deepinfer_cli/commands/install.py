@@ -173,10 +173,13 @@ def _same_version(found: str | None, asked: str) -> bool:
 
 def _dry_run(opts: InstallOptions, out: Output, target: Target, decision: ArchDecision) -> Result:
     common.refuse_pending(target, opts.where)
-    from deepinfer_cli.overlay.state import refuse_links
+    from deepinfer_cli.overlay.state import refuse_links, refuse_unwritable
 
     record, plan = _plan(target, opts)
-    refuse_links(target.parent, [change.path for change in plan.writes])
+    paths = [change.path for change in plan.writes]
+    refuse_links(target.parent, paths)
+    if paths and not opts.wheel:
+        refuse_unwritable(target.parent, target.state_dir, paths)
     already = _is_done(record, plan)
     if record is None or not already:
         _show(plan, decision, out)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,14 +37,21 @@ def run(opts: RollbackOptions, out: Output) -> Result:
         (where.parent, where.state_dir) if isinstance(where, Target) else (where, where / ".deepinfer")
     )
     if opts.dry_run:
-        return _dry_run(opts, out, where, state_dir)
+        with _own_hint():
+            return _dry_run(opts, out, where, state_dir)
     if not state_dir.exists() and plan_rollback(where).nothing:
         # also where nothing may be written, not even a lock
         return _report(out, where, RollbackReport(nothing=True), None)
 
+    with _own_hint(), common.interruptible(where, opts.where):
+        return _roll_back(opts, out, where, parent, state_dir)
+
+
+@contextmanager
+def _own_hint() -> Iterator[None]:
+    """An export, which the general hint names, does not help who wants the overlay out."""
     try:
-        with common.interruptible(where, opts.where):
-            return _roll_back(opts, out, where, parent, state_dir)
+        yield
     except DeepInferError as error:
         if error.code == "read-only":
             error.hint = (
@@ -92,6 +101,8 @@ def _where(opts: RollbackOptions, out: Output) -> Target | Path:
 
 
 def _dry_run(opts: RollbackOptions, out: Output, where: Target | Path, state_dir: Path) -> Result:
+    from deepinfer_cli.overlay.state import refuse_unwritable
+
     common.refuse_pending(state_dir, opts.where)
     plan = plan_rollback(where)
     if plan.nothing:
@@ -99,6 +110,7 @@ def _dry_run(opts: RollbackOptions, out: Output, where: Target | Path, state_dir
     else:
         _show(plan, out)
         plan.check(force=opts.force)
+        refuse_unwritable(plan.site.parent, state_dir, [change.path for change in plan.changes])
         out.line(f"dry run: nothing was written; {plural(len(plan.changes), 'file')} would change")
     data = {
         "dry_run": True,

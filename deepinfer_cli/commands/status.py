@@ -67,6 +67,9 @@ def run(opts: StatusOptions, out: Output) -> Result:
         found = replace(found, notes=(*found.notes, note))
     elif any(one.state.value == "modified" for one in found.files):
         step = _NEXT_EDITED.get((found.state, found.record is not None), step)
+    if found.journal and (problem := _unreadable_journal(target)):
+        # what recovers by itself refuses this
+        step, found = "", replace(found, notes=(*found.notes, problem))
     if match["match"] == "unsupported" and step.startswith("deepinfer install"):
         alone = "deepinfer rollback" if found.record else ""
         step = f"{step} --partial" if match.get("usable") else alone
@@ -91,6 +94,16 @@ def run(opts: StatusOptions, out: Output) -> Result:
         tuple(one.path for one in odd),
     )
     return Result("status", data, ExitCode.FAILED, (error,))
+
+
+def _unreadable_journal(target: Target) -> str:
+    from deepinfer_cli.overlay.journal import pending
+
+    try:
+        pending(target.state_dir)
+    except DeepInferError as error:
+        return f"{error.message}; {error.hint}"
+    return ""
 
 
 def _adoption(found: Inspection) -> tuple[str, str]:

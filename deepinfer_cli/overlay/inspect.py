@@ -159,7 +159,7 @@ def inspect(target: Target) -> Inspection:
     if not journal:
         return found
     note = (
-        "an install or rollback was interrupted: `deepinfer install` and `deepinfer rollback` recover first"
+        "an install or rollback was interrupted; `deepinfer install` and `deepinfer rollback` recover first"
     )
     return Inspection(
         "interrupted",

@@ -188,6 +188,19 @@ def refuse_links(parent: Path, paths: Iterable[str]) -> None:
         )
 
 
+def refuse_unwritable(parent: Path, state_dir: Path, paths: Iterable[str]) -> None:
+    """What `preflight` finds by writing, as far as it can be told without.
+
+    Raises:
+        UnsupportedError: a folder cannot be written (`read-only`).
+    """
+    for folder in {
+        existing_ancestor(path) for path in (state_dir, *((parent / path).parent for path in paths))
+    }:
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise write_error(PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder)), folder)
+
+
 def _probe(folder: Path) -> None:
     """Write a file without a name, which a killed process cannot leave behind; with a name where that is impossible."""
     try:

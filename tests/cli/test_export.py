@@ -159,7 +159,7 @@ def test_docker_mounts_files_read_only_and_never_the_tree(cli: Cli, fake: FakeVl
 
 
 def test_the_container_root_is_an_option(cli: Cli, fake: FakeVllm, tmp_path: Path) -> None:
-    into = tmp_path / "a, b"
+    into = tmp_path / "a b"
     cli("export", "docker", "--target", fake.site, "--into", into, "--container-root", "/opt/vllm/")
     assert "target=/opt/vllm/deepinfer_sm80,readonly" in (into / "docker-run.flags").read_text()
     relative = cli(
