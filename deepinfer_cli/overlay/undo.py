@@ -128,6 +128,9 @@ class _Undo:
             return
         if item.after_sha256 == item.before_sha256 and not self._payload_touched():
             return
+        if not item.backup or hash_of(self.state_dir / item.backup) != item.before_sha256:
+            # killed before the backups: we have touched nothing, and could not put it back
+            return
         plain = _matching(current, item.via_sha256)
         if plain is not None:
             self._write(item, plain, Owner.of(path))
@@ -142,7 +145,7 @@ class _Undo:
         now = None if current is None else sha256(current)
         if now == item.before_sha256:
             return
-        if now not in (None, item.after_sha256, item.via_sha256):
+        if now not in (None, item.after_sha256, item.via_sha256) or self._was_never_ours(item, current):
             self._leave(item, current or b"")
             return
         if item.before_sha256 is None:
@@ -153,6 +156,12 @@ class _Undo:
         if path.parent.is_dir():
             sync_dir(path.parent)
         self.report.restored.append(item.path)
+
+    def _was_never_ours(self, item: Operation, current: bytes | None) -> bool:
+        """A hooked file that is gone or plain, without a backup: backups come first, so it was someone else."""
+        if item.owner != "hook" or (current is not None and hook.find(current)):
+            return False
+        return item.backup is not None and read(self.state_dir / item.backup) is None
 
     def _put_back(self, item: Operation, current: bytes | None) -> None:
         """The earlier content, from the backup; it is kept until all files are back."""

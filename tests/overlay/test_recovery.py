@@ -190,3 +190,38 @@ def test_orphaned_backups_are_cleaned(bench: Bench) -> None:
     bench.recover()
     assert not orphan.parent.parent.exists()
     assert bench.inspect().state == "installed"
+
+
+@pytest.mark.parametrize("then", ["reinstalled", "uninstalled"])
+@pytest.mark.parametrize("killed", ["upgrade", "rollback"])
+def test_a_command_killed_before_its_backups_and_a_vllm_that_changed(
+    bench: Bench, crash: Crash, fake_payload: Callable[..., Payload], killed: str, then: str
+) -> None:
+    """The hooked file is not what the journal knows and has no backup: it was never ours to restore."""
+    bench.install()
+    upgrade = fake_payload("0.2.0", extra={"ops/new.py": "x = 1\n"})
+    crash("backup", bench.rollback if killed == "rollback" else lambda: bench.install(upgrade))
+    if then == "reinstalled":
+        bench.vllm.reinstall()
+    else:
+        bench.vllm.cache_utils.unlink()
+    plain = bench.vllm.cache_utils.read_bytes() if then == "reinstalled" else None
+    report = bench.recover()
+    assert f"vllm/{bench.vllm.cache_utils.relative_to(bench.vllm.root).as_posix()}" in report.foreign
+    assert pending(bench.state_dir) is None
+    bench.rollback()
+    assert not (bench.vllm.root / "deepinfer_sm80").exists()
+    assert plain is None or bench.vllm.cache_utils.read_bytes() == plain
+
+
+def test_an_edit_after_an_upgrade_killed_before_its_backups(
+    bench: Bench, crash: Crash, fake_payload: Callable[..., Payload]
+) -> None:
+    """Nothing was touched yet, so no hook may go: there is no backup to put it back from."""
+    bench.install()
+    gate = bench.vllm.root / "deepinfer_sm80" / "gate.py"
+    hooked = bench.vllm.cache_utils.read_bytes()
+    crash("backup", lambda: bench.install(fake_payload("0.2.0", extra={"gate.py": "y = 2\n"})))
+    gate.write_bytes(MINE)
+    bench.recover()
+    assert (bench.vllm.cache_utils.read_bytes(), gate.read_bytes()) == (hooked, MINE)
