@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -44,6 +44,29 @@ def shielded() -> Iterator[None]:
     """Ignore SIGINT, SIGTERM and SIGHUP: what runs inside must not stop half-way."""
     with _handlers(_ignore):
         yield
+
+
+@contextmanager
+def deferred() -> Iterator[Callable[[], None]]:
+    """Hold SIGINT, SIGTERM and SIGHUP back; they arrive on leaving, or when what is yielded is called.
+
+    By handlers, not by mask: the kernel may hand a signal to a thread that does not mask it.
+    """
+    came: list[int] = []
+    with ExitStack() as held:
+        held.enter_context(_handlers(lambda number, _frame: came.append(number)))
+
+        def deliver() -> None:
+            held.close()
+            if came:
+                number = came[0]
+                came.clear()
+                signal.raise_signal(number)
+
+        try:
+            yield deliver
+        finally:
+            deliver()
 
 
 @contextmanager

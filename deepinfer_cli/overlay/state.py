@@ -17,6 +17,7 @@ from pathlib import Path
 
 from deepinfer_cli.errors import DeepInferError, FailedError, RefusedError, UnsupportedError
 from deepinfer_cli.overlay.files import Owner, existing_ancestor, give, make_dirs, remove_dir, write_new
+from deepinfer_cli.overlay.signals import deferred
 
 LOCK = "lock"
 _POLL_S = 0.05
@@ -39,16 +40,20 @@ def lock(state_dir: Path, timeout_s: float = 0) -> Iterator[None]:
         UnsupportedError: the state folder cannot be written (`read-only`).
     """
     deadline = time.monotonic() + timeout_s
-    handle = _take(state_dir, deadline)
-    try:
-        _sign(handle, state_dir / LOCK)
-        yield
-    finally:
-        if _only_lock(state_dir):
-            # while it is held: whoever opened this file meanwhile sees that it is gone and starts over
-            (state_dir / LOCK).unlink(missing_ok=True)
-            remove_dir(state_dir)
-        os.close(handle)
+    # a signal between making the folder and being ready to remove it would leave it there
+    with deferred() as deliver:
+        handle = _take(state_dir, deadline)
+        try:
+            deliver()
+            _sign(handle, state_dir / LOCK)
+            yield
+        finally:
+            with deferred():
+                if _only_lock(state_dir):
+                    # while it is held: whoever opened this file meanwhile sees that it is gone and starts over
+                    (state_dir / LOCK).unlink(missing_ok=True)
+                    remove_dir(state_dir)
+                os.close(handle)
 
 
 def _sign(handle: int, path: Path) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from deepinfer_cli.errors import FailedError, RefusedError, UnsupportedError
 from deepinfer_cli.overlay import state
 from deepinfer_cli.overlay.manifest import Manifest
 from deepinfer_cli.overlay.payload import Payload
+from deepinfer_cli.overlay.signals import interruptible
 from tests.conftest import FakeVllm, snapshot
 from tests.overlay.conftest import Bench, Steps
 
@@ -283,4 +285,20 @@ def test_a_full_disk_under_the_lock_is_said(tmp_path: Path, monkeypatch: pytest.
         pass
     assert caught.value.code == "no-space"
     assert "free some space" in (caught.value.hint or "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("moment", ["_open", "_is_current", "_only_lock", "remove_dir"])
+def test_a_signal_while_locking_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    plain = getattr(state, moment)
+
+    def interrupted(*arguments: object) -> object:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return plain(*arguments)
+
+    monkeypatch.setattr(state, moment, interrupted)
+    with pytest.raises(KeyboardInterrupt), interruptible(), state.lock(tmp_path / ".deepinfer"):
+        pass
     assert list(tmp_path.iterdir()) == []
