@@ -12,7 +12,7 @@ from typing import Any
 
 from deepinfer_cli.validate import baselines, environment, timing
 from deepinfer_cli.validate.baselines import OVERLAY, Provider
-from deepinfer_cli.validate.compare import compare_outputs
+from deepinfer_cli.validate.compare import compare_outputs, tolerances_of
 from deepinfer_cli.validate.compile_gate import LIMITS
 from deepinfer_cli.validate.model import Status
 from deepinfer_cli.validate.numerics import is_compile_error, workloads_of
@@ -158,7 +158,8 @@ def check(workloads: Any, case: Any, inputs: dict[str, Any], provider: Provider)
     try:
         mine = clone_inputs(inputs)
         want = workloads.expected(case, mine)
-        verdict = compare_outputs(workloads.run(mine, provider.function), want, workloads.TOLERANCES)
+        got = workloads.run(mine, provider.function)
+        verdict = compare_outputs(got, want, tolerances_of(workloads, case))
     except Exception as error:
         status = Status.COMPILE_ERROR if is_compile_error(error) else Status.RUNTIME_ERROR
         return status, f"{type(error).__name__}: {error}"[:500]

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from deepinfer_cli.validate.compare import Verdict, compare_outputs, same_bytes
+from deepinfer_cli.validate.compare import Verdict, compare_outputs, same_bytes, tolerances_of
 from deepinfer_cli.validate.model import CaseResult, Level, Status
 from deepinfer_cli.validate.tensors import clone_inputs, fingerprint, leaves
 
@@ -107,7 +107,8 @@ class Trial:
 
     def compare(self, outputs: dict[str, Any], want: dict[str, Any] | None = None) -> Verdict:
         """Compares with the oracle."""
-        return compare_outputs(outputs, self.want if want is None else want, self.workloads.TOLERANCES)
+        tolerances = tolerances_of(self.workloads, self.case)
+        return compare_outputs(outputs, self.want if want is None else want, tolerances)
 
 
 def check_case(
@@ -132,12 +133,12 @@ def check_case(
     got = first.run(inputs)
     verdict = first.compare(got)
     if not verdict.ok:
-        return verdict, {}
+        return verdict, dict(verdict.figures)
     changed = _changed_inputs(inputs, got, before)
     if changed:
         return dataclasses.replace(verdict, reason=f"inputs were written to: {', '.join(changed)}"), {}
     trial = dataclasses.replace(first, got=got)
-    extra: dict[str, Any] = {}
+    extra: dict[str, Any] = dict(verdict.figures)
     for check in (_repeat, _sweep_sm_counts, _replay_graph) if device == "cuda" else (_sweep_sm_counts,):
         reason, done = check(trial)
         if reason:
