@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-# fills pads, unused slots and what lies between pages: NaN as codes, as scales and as bf16
-POISON = 0xFF
+# fills pads, unused slots and what lies between pages: NaN would be scrubbed, but as a bf16 this is 5e33
+POISON = 0x77
 NAN_CODE = 0x7F
 
 

@@ -60,8 +60,8 @@ _SMOKE = (
     _case("nan", tokens=2, heads=16, swa=21, topk=50, nan=0.02),
     _case("nan-everywhere", tokens=1, heads=16, swa=5, topk=9, nan=1.0),
     _case("every-scale-every-code", tokens=1, heads=16, swa=40, topk=70, kind="codes"),
-    _case("every-scale-alone", tokens=6, heads=8, swa=1, topk=0, kind="codes", sink="none"),
-    _case("scales-0-to-104", tokens=15, heads=8, swa=1, topk=1, kind="small-scales", sink="none"),
+    _case("every-scale-alone", tokens=22, heads=8, swa=1, kind="codes", apart=True, sink="none"),
+    _case("scales-0-to-104", tokens=15, heads=8, swa=1, topk=1, kind="small-scales", apart=True, sink="none"),
     _case("8-heads", tokens=2, heads=8, swa=10, topk=20),
     _case("12-heads", tokens=1, heads=12, swa=10, topk=20, rotated=True),
     _case("1-head", tokens=1, heads=1, swa=10, topk=20),
@@ -104,7 +104,7 @@ _FULL = (
     _case("block-128", "full", tokens=24, heads=64, swa=128, topk=512, block=128, rotated=True, gpu_only=True),
     _case("nan-640-rows", "full", tokens=24, heads=64, swa=128, topk=512, nan=0.01, gpu_only=True),
     _case("codes-300-tokens", "full", tokens=300, heads=16, swa=40, topk=80, kind="codes", gpu_only=True),
-    _case("codes-alone-256-tokens", "full", tokens=256, heads=64, swa=1, topk=0, kind="codes", sink="none", gpu_only=True),
+    _case("codes-alone-256-tokens", "full", tokens=256, heads=64, swa=1, kind="codes", apart=True, sink="none", gpu_only=True),
     _case("odd-everything-24-tokens", "full", tokens=24, heads=64, swa=128, topk=512, swa_gap=3, gap=5, cache_shift=1, q_stride=513,
           out_stride=517, q_shift=1, out_shift=1, rotated=True, gpu_only=True),
     _case("caches-over-2GiB", "full", tokens=24, heads=64, swa=128, topk=512, swa_rows=4_000_000, rows=4_000_000, rotated=True,
@@ -218,7 +218,7 @@ def flops(case: Case) -> int:
 
 def _with_defaults(params: Mapping[str, Any]) -> dict[str, Any]:
     defaults: dict[str, Any] = {
-        "topk": None, "kind": "usual", "order": "random", "sink": "usual", "holes": 0.0, "nan": 0.0,
+        "topk": None, "kind": "usual", "order": "random", "sink": "usual", "holes": 0.0, "nan": 0.0, "apart": False,
         "swa_block": 32, "block": 64, "rotated": False, "max_position": 300, "cos_sin_stride": 64,
         **dict.fromkeys(("q_stride", "out_stride"), 512),
         **dict.fromkeys(("q_shift", "out_shift", "spare_heads", "swa_gap", "gap", "cache_shift", "index_base"), 0),
@@ -280,7 +280,8 @@ def _make_list(
     longest = max(counts, default=0)
     prefix = "swa_" if name == "swa" else ""
     block = params[f"{prefix}block"]
-    apart = params["kind"] == "small-scales"
+    # each token has rows of its own, in order
+    apart = params["apart"]
     wanted = params.get(f"{prefix}rows", sum(counts) + 11 if apart else 2 * longest + 11)
     blocks = -(-wanted // block)
     total = blocks * block
@@ -325,9 +326,9 @@ def _make_values(
         scales = _small_scales(count) if name == "swa" else torch.full((count, 7), 1)
         return codes, scales, values[:, 448:].bfloat16()
     scales = torch.randint(256, (count, 7), generator=generator)
-    # each scale once among the first rows
+    # each scale once among the first rows, those that a plain look at the output can tell first
     first = torch.arange(min(count * 7, 256))
-    scales.view(-1)[first] = first
+    scales.view(-1)[first] = 255 - first
     # small codes under the largest scales: infinities are not defined, sums of 100 rows must not overflow
     huge = (scales > 219).repeat_interleave(64, 1)
     return torch.where(huge, codes & 0x81, codes), scales, values[:, 448:].bfloat16()
