@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import importlib
 import re
-import subprocess
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
+from deepinfer_cli.validate import artifact
 from deepinfer_cli.validate.model import CaseResult, Level, Status
 
 SMALL_SHARED_BYTES = 49_152
 _REGISTERS_PER_SM = 65_536
-_WARP_SIZE = 32
 _RESERVED_SHARED_BYTES = 1_024
 
 # instructions that no Ampere or Ada build may hold, and what each is
@@ -30,7 +27,8 @@ _FORBIDDEN = (
     (re.compile(r"\bmbarrier\b"), "mbarrier"),
     (re.compile(r"\.target\s+sm_(?:9|1\d)\d"), "a target newer than sm_89"),
 )
-_MMA = re.compile(r"\bmma\.sync\.aligned\.m16n8k\d+")
+# bf16 and fp16 products, and tf32 ones
+_MMA = re.compile(r"\bmma\.sync\.aligned\.(?:m16n8k16\.|m16n8k8\.row\.col\.f32\.tf32)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What ptxas and Triton say about one variant on one architecture."""
+    """What the compilers say about one variant on one architecture."""
 
     registers: int
     shared_bytes: int
@@ -65,38 +63,51 @@ class Build:
 
 
 def compile_variant(variant: Any, arch: str) -> tuple[Build, tuple[str, ...]]:
-    """Builds `variant` (an `ops.spec.Variant`) for `arch` and judges it.
+    """Builds `variant` (an `ops.spec.Variant` or `TileVariant`) for `arch` and judges it.
 
     Returns:
         The build's figures, and the reasons why it may not be launched there; none when it may.
 
     Raises:
-        Exception: whatever Triton or ptxas raises when it does not compile.
+        Exception: whatever a compiler raises when it does not compile.
     """
-    compiled = _triton_compile(variant, arch)
-    ptx = str(compiled.asm["ptx"])
-    shared = int(compiled.metadata.shared)
-    registers, spills, stack = parse_ptxas(_assemble(ptx, arch))
+    code = artifact.make(variant, arch)
     build = Build(
-        registers=registers,
-        shared_bytes=shared,
-        spill_bytes=spills,
-        stack_bytes=stack,
-        warps=int(compiled.metadata.num_warps),
-        ctas_per_sm=ctas_per_sm(LIMITS[arch], registers, shared, int(compiled.metadata.num_warps)),
-        mma=bool(_MMA.search(ptx)),
+        registers=code.registers,
+        shared_bytes=code.shared_bytes,
+        spill_bytes=code.spill_bytes,
+        stack_bytes=code.stack_bytes,
+        warps=code.warps,
+        ctas_per_sm=ctas_per_sm(LIMITS[arch], code.registers, code.shared_bytes, code.warps),
+        mma=bool(_MMA.search(code.ptx)),
     )
-    return build, judge(build, ptx, arch, expects_mma=variant.expects_mma)
+    return build, judge(build, code.ptx, arch, expects_mma=variant.expects_mma)
+
+
+def variants_of(op: str, languages: Iterable[str], arch: str) -> tuple[Any, ...]:
+    """Every variant of the op that may be launched on `arch`, from its `triton.py` and `tilelang.py`.
+
+    Raises:
+        ValueError: two of them have one name.
+    """
+    found = [
+        variant
+        for language in languages
+        for variant in importlib.import_module(f"deepinfer_sm80.ops.{op}.{language}").variants(arch)
+    ]
+    names = [variant.name for variant in found]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{op} has variants of equal name: {', '.join(sorted(names))}")
+    return tuple(found)
 
 
 def run(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None:
     """Emits one result per variant and architecture, and one per architecture for the small-variant promise."""
-    op, max_smem = request["op"], request["max_smem"]
-    module = importlib.import_module(f"deepinfer_sm80.ops.{op}.triton")
+    op, max_smem, languages = request["op"], request["max_smem"], request["languages"]
     todo = {
         f"{op}[{arch}:{variant.name}]": (variant, arch)
         for arch in request["archs"]
-        for variant in module.variants(arch)
+        for variant in variants_of(op, languages, arch)
     }
     promises = [f"{op}[{arch}:small]" for arch in request["archs"]]
     plan = [name for name in (*todo, *promises) if request["cases"] is None or name in request["cases"]]
@@ -114,7 +125,8 @@ def run(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None
     for name, arch in zip(promises, request["archs"], strict=True):
         if name in plan:
             emit({"event": "start", "case": name})
-            emit({"event": "result", "result": _promise(name, op, arch, shared[arch]).to_json()})
+            result = _promise(name, op, arch, shared[arch], complete=request.get("complete", True))
+            emit({"event": "result", "result": result.to_json()})
 
 
 def _result(name: str, op: str, variant: Any, arch: str, max_smem: int | None) -> CaseResult:
@@ -137,10 +149,12 @@ def _result(name: str, op: str, variant: Any, arch: str, max_smem: int | None) -
     )
 
 
-def _promise(name: str, op: str, arch: str, shared: list[int]) -> CaseResult:
+def _promise(name: str, op: str, arch: str, shared: list[int], *, complete: bool) -> CaseResult:
     smallest = min(shared, default=None)
     if smallest is not None and smallest <= SMALL_SHARED_BYTES:
         return CaseResult(name, op, Level.COMPILE, Status.PASSED, extra={"shared_bytes": smallest})
+    if not complete:
+        return CaseResult(name, op, Level.COMPILE, Status.SKIPPED, "not every variant could be built here")
     found = "no variant passes" if smallest is None else f"the smallest variant takes {smallest:,} B"
     reason = f"{found}, one of at most {SMALL_SHARED_BYTES:,} B of shared memory is promised"
     return CaseResult(name, op, Level.COMPILE, Status.FAILED, reason)
@@ -167,62 +181,7 @@ def ctas_per_sm(limits: ArchLimits, registers: int, shared_bytes: int, warps: in
     """How many CTAs of this size one SM holds at once."""
     by_warps = limits.warps_per_sm // warps
     # registers are handed out in units of 256 per warp, to four warps at a time
-    per_warp = -(-max(registers, 1) * _WARP_SIZE // 256) * 256
+    per_warp = -(-max(registers, 1) * artifact.WARP_SIZE // 256) * 256
     by_registers = _REGISTERS_PER_SM // per_warp // 4 * 4 // warps
     per_cta = -(-(shared_bytes + _RESERVED_SHARED_BYTES) // 128) * 128
     return min(limits.ctas_per_sm, by_warps, by_registers, limits.shared_per_sm // per_cta)
-
-
-def parse_ptxas(log: str) -> tuple[int, int, int]:
-    """Registers, spilled bytes (stores and loads) and stack bytes from `ptxas -v`.
-
-    Raises:
-        ValueError: the log does not say.
-    """
-    used = re.search(r"Used (\d+) registers", log)
-    if used is None:
-        raise ValueError(f"ptxas reported no registers: {log.strip()[-300:]}")
-    spills = sum(int(n) for n in re.findall(r"(\d+) bytes spill (?:stores|loads)", log))
-    stack = re.search(r"(\d+) bytes stack frame", log)
-    return int(used[1]), spills, int(stack[1]) if stack else 0
-
-
-def _triton_compile(variant: Any, arch: str) -> Any:
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    kernel = variant.kernel
-    names = list(kernel.arg_names)
-    missing = set(names) - set(variant.signature) - set(variant.constexprs)
-    if missing:
-        raise ValueError(f"variant {variant.name} names no type for {sorted(missing)}")
-    signature = {name: variant.signature.get(name, "constexpr") for name in names}
-    attrs = {(names.index(name),): [["tt.divisibility", 16]] for name in variant.aligned}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=dict(variant.constexprs), attrs=attrs)
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
-    return triton.compile(source, target=GPUTarget("cuda", LIMITS[arch].capability, 32), options=options)
-
-
-def ptxas_path() -> Path | None:
-    """The assembler in Triton's package, or None."""
-    import triton.backends.nvidia
-
-    path = Path(triton.backends.nvidia.__path__[0]) / "bin" / "ptxas"
-    return path if path.exists() else None
-
-
-def _assemble(ptx: str, arch: str) -> str:
-    ptxas = ptxas_path()
-    if ptxas is None:
-        raise FileNotFoundError("triton's package holds no ptxas")
-    with tempfile.TemporaryDirectory(prefix="deepinfer-") as folder:
-        source = Path(folder) / "kernel.ptx"
-        source.write_text(ptx)
-        command = [
-            str(ptxas), "-v", f"--gpu-name=sm_{LIMITS[arch].capability}", str(source), "-o", str(source) + ".o",
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"ptxas: {done.stderr.strip()[-500:]}")
-    return done.stderr + done.stdout

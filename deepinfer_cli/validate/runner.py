@@ -10,7 +10,7 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -67,21 +67,60 @@ class WorkerEnd:
     stderr: str = ""
 
 
-def events(job: Job, cases: list[str] | None = None) -> Iterator[dict[str, Any] | WorkerEnd]:
+class Crew:
+    """The workers of several threads, so that one call ends them all."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self.stopped = False
+
+    def start(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        """Starts a worker.
+
+        Raises:
+            FailedError: the crew was stopped.
+        """
+        with self._lock:
+            if self.stopped:
+                raise FailedError("the run was stopped", code="worker-crashed")
+            process = subprocess.Popen(command, **options)
+            self._processes.add(process)
+            return process
+
+    def end(self, process: subprocess.Popen[bytes]) -> None:
+        """Ends one worker and everything it started."""
+        kill_group(process)
+        with self._lock:
+            self._processes.discard(process)
+
+    def stop(self) -> None:
+        """Ends all workers; none starts any more."""
+        with self._lock:
+            self.stopped = True
+            for process in self._processes:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+
+def events(
+    job: Job, cases: list[str] | None = None, crew: Crew | None = None
+) -> Iterator[dict[str, Any] | WorkerEnd]:
     """Runs one worker: yields its events as they come, and a `WorkerEnd` last. Its process group never survives."""
+    crew = crew or Crew()
     env = {name: value for name, value in os.environ.items() if name not in _CLEARED} | job.env
     if job.path:
         env["PYTHONPATH"] = os.pathsep.join([*map(str, job.path), *filter(None, [env.get("PYTHONPATH")])])
     with tempfile.TemporaryDirectory(prefix="deepinfer-") as folder, tempfile.TemporaryFile() as stderr:
         env.setdefault("TRITON_CACHE_DIR", folder)
-        process = subprocess.Popen(
+        process = crew.start(
             [str(job.python), str(WORKER)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=env, start_new_session=True,
         )  # fmt: skip
         try:
             yield from _listen(process, job, json.dumps(job.request | {"cases": cases}), stderr)
         finally:
-            kill_group(process)
+            crew.end(process)
 
 
 def _listen(
@@ -154,7 +193,45 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
                 stream.close()
 
 
-def run_cases(job: Job, cases: list[str] | None = None) -> Iterator[CaseResult]:
+def run_many(jobs: Sequence[Job], cases: list[str] | None, at_once: int) -> Iterator[CaseResult]:
+    """`run_cases` of every job, up to `at_once` side by side; results come in the order of the jobs.
+
+    Raises:
+        FailedError: a worker tested other bytes than it was asked to.
+    """
+    if min(at_once, len(jobs)) < 2:
+        for job in jobs:
+            yield from run_cases(job, cases)
+        return
+    crew, places = Crew(), threading.BoundedSemaphore(at_once)
+    lines: list[queue.Queue[CaseResult | BaseException | None]] = [queue.Queue() for _ in jobs]
+
+    def work(job: Job, line: queue.Queue[CaseResult | BaseException | None]) -> None:
+        try:
+            with places:
+                for result in run_cases(job, cases, crew):
+                    line.put(result)
+        except BaseException as error:  # it is the caller's
+            line.put(error)
+        line.put(None)
+
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(jobs, lines, strict=True)]
+    try:
+        for thread in threads:
+            thread.start()
+        for line in lines:
+            while (item := line.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+    finally:
+        crew.stop()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+
+
+def run_cases(job: Job, cases: list[str] | None = None, crew: Crew | None = None) -> Iterator[CaseResult]:
     """Every case of one op, through as many workers as crashes and hangs make necessary.
 
     A case that was running when its worker died gets the blame; those after it start in a new worker.
@@ -168,7 +245,7 @@ def run_cases(job: Job, cases: list[str] | None = None) -> Iterator[CaseResult]:
         planned: list[str] | None = None
         restart = False
         end = WorkerEnd(Status.RUNTIME_ERROR, "the worker said nothing")
-        for event in events(job, cases):
+        for event in events(job, cases, crew):
             if isinstance(event, WorkerEnd):
                 end = event
             elif event["event"] == "hello":

@@ -13,11 +13,17 @@ from deepinfer_cli.detect.gpu import SERVED
 from deepinfer_cli.detect.target import Target, TargetKind
 from deepinfer_cli.errors import UsageError
 from deepinfer_cli.overlay import payload
-from deepinfer_cli.validate import liverun, runner
-from deepinfer_cli.validate.model import CaseResult, Level, NotRun, VerifyReport
+from deepinfer_cli.validate import liverun, runner, toolkit
+from deepinfer_cli.validate.model import CaseResult, Level, NotRun, Status, VerifyReport
 
 ARCHS = tuple(SERVED.values())
 _INSTALL = "install torch and triton there (pip install torch triton), or name an interpreter with --python"
+_INSTALL_TILELANG = "install TileLang there (pip install tilelang), or name an interpreter with --python"
+# more workers than this at once would wait for each other
+_MOST_AT_ONCE = 8
+_GPU_AT_ONCE = 4
+# with less memory, cases that run side by side could take it from each other
+_ROOMY_BYTES = 80 * 10**9
 
 OnEvent = Callable[[CaseResult | NotRun], None]
 
@@ -63,13 +69,21 @@ class _Run:
     found: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def job(self, task: str, level: Level, op: str, env: dict[str, str]) -> runner.Job:
+    def job(self, task: str, level: Level, op: str, env: dict[str, str], **more: Any) -> runner.Job:
         body = {
             "task": task, "level": level.value, "payload": str(self.request.payload_root), "digest": self.digest,
             "op": op, "suite": self.request.suite, "archs": list(self.request.archs),
-            "max_smem": self.request.max_smem,
+            "max_smem": self.request.max_smem, **more,
         }  # fmt: skip
         return runner.Job(self.request.python, body, env, self.request.timeout_s)
+
+    def languages(self, op: str) -> tuple[str, ...]:
+        """What the op's kernels are written in."""
+        return languages_of(self.request.payload_root, op)
+
+    def run(self, jobs: list[runner.Job], at_once: int) -> Iterator[CaseResult]:
+        """Results of the one case asked for, or of all."""
+        yield from runner.run_many(jobs, [self.request.case] if self.request.case else None, at_once)
 
 
 # a workload runs on both; every other case belongs to one level
@@ -79,6 +93,11 @@ _SHARE_CASES = {Level.INTERPRETER, Level.NUMERICS}
 def ops_of(root: Path) -> tuple[str, ...]:
     """The ops of the payload at `root`: those that have workloads."""
     return tuple(sorted(path.parent.name for path in root.glob("ops/*/workloads.py")))
+
+
+def languages_of(root: Path, op: str) -> tuple[str, ...]:
+    """What the op's kernels are written in: `triton`, `tilelang` or both."""
+    return tuple(name for name in ("triton", "tilelang") if (root / "ops" / op / f"{name}.py").is_file())
 
 
 def verify(request: Request, on_event: OnEvent | None = None) -> VerifyReport:
@@ -154,8 +173,30 @@ def _compile(run: _Run) -> Iterator[CaseResult | NotRun]:
     if missing:
         yield NotRun(Level.COMPILE, missing, _INSTALL)
         return
+    tiled = [op for op in run.ops if "tilelang" in run.languages(op)]
+    without = _without_tilelang(run) if tiled else None
+    if without is not None:
+        yield NotRun(Level.COMPILE, f"TileLang kernels of {', '.join(tiled)}: {without[0]}", without[1])
+    cores = os.cpu_count() or 1
+    # a worker for each architecture, where there are cores for them
+    parts = [(arch,) for arch in run.request.archs] if cores > _MOST_AT_ONCE else [run.request.archs]
+    jobs = []
     for op in run.ops:
-        yield from runner.run_cases(run.job("compile", Level.COMPILE, op, {}), _only(run))
+        languages = [name for name in run.languages(op) if without is None or name != "tilelang"]
+        complete = len(languages) == len(run.languages(op))
+        more = {"languages": languages, "complete": complete}
+        if languages:
+            jobs += [run.job("compile", Level.COMPILE, op, {}, archs=list(part), **more) for part in parts]
+    yield from run.run(jobs, min(_MOST_AT_ONCE, cores - 1))
+
+
+def _without_tilelang(run: _Run) -> tuple[str, str] | None:
+    """Why TileLang kernels cannot be built there, and what to do about it."""
+    if missing := _missing(run, "tilelang"):
+        return missing, _INSTALL_TILELANG
+    if missing := _missing(run, "nvcc"):
+        return missing, toolkit.HOW
+    return None
 
 
 def _interpreter(run: _Run) -> Iterator[CaseResult | NotRun]:
@@ -166,8 +207,16 @@ def _interpreter(run: _Run) -> Iterator[CaseResult | NotRun]:
     env = {
         "TRITON_INTERPRET": "1", "DEEPINFER_FORCE_ARCH": run.request.arch or ARCHS[0], "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
-    for op in run.ops:
-        yield from runner.run_cases(run.job("cases", Level.INTERPRETER, op, env), _only(run))
+    tiled = [op for op in run.ops if run.languages(op) == ("tilelang",)]
+    reason = "TileLang kernels have no interpreter: the compile gate builds them, numerics runs them on a GPU"
+    for op in tiled:
+        yield _skipped_op(run, op, Level.INTERPRETER, reason)
+    jobs = [run.job("cases", Level.INTERPRETER, op, env) for op in run.ops if op not in tiled]
+    yield from run.run(jobs, min(_MOST_AT_ONCE, (os.cpu_count() or 1) - 1))
+
+
+def _skipped_op(run: _Run, op: str, level: Level, reason: str) -> CaseResult:
+    return CaseResult(run.request.case or f"{op}[{level.value}]", op, level, Status.SKIPPED, reason)
 
 
 def _numerics(run: _Run) -> Iterator[CaseResult | NotRun]:
@@ -182,8 +231,13 @@ def _numerics(run: _Run) -> Iterator[CaseResult | NotRun]:
         return
     env = {"DEEPINFER_FORCE_ARCH": forced, "TRITON_OVERRIDE_ARCH": forced} if forced else {}
     run.notes.append(f"numerics: {code_name(run.found['gpu'], forced)}")
-    for op in run.ops:
-        yield from runner.run_cases(run.job("cases", Level.NUMERICS, op, env), _only(run))
+    without = _without_tilelang(run)
+    tiled = [op for op in run.ops if without is not None and run.languages(op) == ("tilelang",)]
+    if without is not None and tiled:
+        yield NotRun(Level.NUMERICS, f"TileLang kernels of {', '.join(tiled)}: {without[0]}", without[1])
+    jobs = [run.job("cases", Level.NUMERICS, op, env) for op in run.ops if op not in tiled]
+    roomy = run.request.suite == "smoke" or run.found["gpu"].get("memory_bytes", 0) >= _ROOMY_BYTES
+    yield from run.run(jobs, min(_GPU_AT_ONCE, os.cpu_count() or 1) if roomy else 1)
 
 
 def _live(run: _Run) -> Iterator[CaseResult | NotRun]:
@@ -233,10 +287,6 @@ def _skipped(target: Target) -> tuple[str, ...]:
     from deepinfer_cli.overlay.inspect import inspect
 
     return tuple(inspect(target).skip)
-
-
-def _only(run: _Run) -> list[str] | None:
-    return [run.request.case] if run.request.case else None
 
 
 def _missing(run: _Run, *names: str) -> str:

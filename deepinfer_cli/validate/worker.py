@@ -88,10 +88,14 @@ def say_hello(request: dict[str, Any], emit: Emit) -> None:
 
 
 def probe(request: dict[str, Any], emit: Emit) -> None:
-    """Reports what this interpreter has: versions, and the GPU that torch sees."""
+    """Reports what this interpreter has: versions, the CUDA compiler, and the GPU that torch sees."""
     found: dict[str, Any] = {"python": sys.version.split()[0], "executable": sys.executable}
     for name in ("torch", "triton", "numpy", "tilelang", "vllm"):
         found[name] = version_of(name) if importlib.util.find_spec(name) else None
+    from deepinfer_cli.validate import toolkit
+
+    compiler = toolkit.find("nvcc")
+    found["nvcc"] = str(compiler) if compiler else None
     if found["torch"]:
         found["gpu"] = _gpu()
     emit({"event": "probe", **found})

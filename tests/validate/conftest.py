@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import sys
 from pathlib import Path
@@ -9,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from deepinfer_cli.overlay import payload
+from deepinfer_cli.validate import toolkit
 from deepinfer_cli.validate.runner import Job
+
+
+def toolkit_missing() -> str:
+    """Why TileLang kernels cannot be built here; empty when they can."""
+    if importlib.util.find_spec("tilelang") is None:
+        return "NOT TESTED: TileLang kernels, there is no tilelang"
+    return "" if toolkit.find("nvcc") else "NOT TESTED: TileLang kernels, there is no nvcc"
+
 
 _SPEC = Path(payload.bundled().root) / "ops" / "spec.py"
 

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from deepinfer_cli.overlay import payload
 from deepinfer_cli.validate import compile_gate, runner
-from deepinfer_cli.validate.compile_gate import LIMITS, Build, ctas_per_sm, judge, parse_ptxas
+from deepinfer_cli.validate.artifact import Code, parse_ptxas
+from deepinfer_cli.validate.compile_gate import LIMITS, Build, ctas_per_sm, judge
 from deepinfer_cli.validate.model import Status
+from tests.validate.conftest import toolkit_missing
 
+NO_TILELANG = toolkit_missing()
 CLEAN = Build(
     registers=64, shared_bytes=16_384, spill_bytes=0, stack_bytes=0, warps=4, ctas_per_sm=4, mma=False
 )
@@ -38,9 +43,10 @@ def test_parse_ptxas_adds_spill_stores_and_loads():
     log = (
         "ptxas info    : Function properties for k\n"
         "    16 bytes stack frame, 24 bytes spill stores, 40 bytes spill loads\n"
-        "ptxas info    : Used 255 registers, used 1 barriers, 392 bytes cmem[0]\n"
+        "ptxas info    : Used 255 registers, used 1 barriers, 1040 bytes smem, 392 bytes cmem[0]\n"
     )
-    assert parse_ptxas(log) == (255, 64, 16)
+    assert parse_ptxas(log) == (255, 64, 16, 1040)
+    assert parse_ptxas("ptxas info    : Used 9 registers") == (9, 0, 0, 0)
 
 
 def test_parse_ptxas_refuses_a_log_without_registers():
@@ -77,6 +83,23 @@ def _replaced(**values) -> Build:
 )
 def test_judge_names_the_fault(build, ptx, fault):
     assert fault in judge(build, ptx, "sm80", expects_mma=False)
+
+
+@pytest.mark.parametrize(
+    ("instruction", "mma"),
+    [
+        ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1};", True),
+        ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%f1};", True),
+        ("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%f1};", False),
+        ("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%fd1};", False),
+    ],
+)
+def test_the_tensor_core_instructions_that_are_meant(monkeypatch, instruction, mma):
+    code = Code(PTX + instruction, 64, 1024, 0, 0, 4)
+    monkeypatch.setattr(compile_gate.artifact, "make", lambda variant, arch: code)
+    build, reasons = compile_gate.compile_variant(SimpleNamespace(expects_mma=True), "sm80")
+    assert build.mma is mma
+    assert reasons == (() if mma else ("no mma.sync where a dot is meant",))
 
 
 def test_judge_wants_a_tensor_core_instruction_where_a_dot_is_meant():
@@ -119,7 +142,7 @@ def _gate(case_payload: Path, archs: list[str], max_smem: int | None = None):
     (case_payload / "ops" / "fake" / "triton.py").write_text(_KERNELS)
     request = {
         "task": "compile", "level": "compile", "payload": str(case_payload), "op": "fake", "archs": archs,
-        "max_smem": max_smem, "digest": payload.load(case_payload).digest,
+        "max_smem": max_smem, "languages": ["triton"], "digest": payload.load(case_payload).digest,
     }  # fmt: skip
     job = runner.Job(Path(sys.executable), request)
     return {result.case: result for result in runner.run_cases(job)}
@@ -159,9 +182,108 @@ def test_a_small_variant_is_promised(monkeypatch: pytest.MonkeyPatch, shared, fa
     build = compile_gate.Build(32, shared, 0, 0, 4, 8, mma=False)
     monkeypatch.setattr(compile_gate, "compile_variant", lambda variant, arch: (build, faults))
     events = []
-    compile_gate.run({"op": "gather", "archs": ["sm80"], "max_smem": None, "cases": None}, events.append)
+    request = {"op": "gather", "archs": ["sm80"], "max_smem": None, "cases": None, "languages": ["triton"]}
+    compile_gate.run(request, events.append)
     assert events[-1]["result"]["case"] == "gather[sm80:small]"
     assert events[-1]["result"]["status"] == status.value
+
+
+_TILES = """
+from functools import partial
+
+from ..spec import TileVariant
+
+
+def _product(K, stages):
+    import tilelang.language as T
+
+    @T.prim_func
+    def main(A: T.Tensor((64, K), "bfloat16"), B: T.Tensor((64, K), "bfloat16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 64), "bfloat16"), T.alloc_shared((64, 64), "bfloat16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.clear(c)
+            for k in T.Pipelined(K // 64, num_stages=stages):
+                T.copy(A[0, k * 64], a)
+                T.copy(B[0, k * 64], b)
+                T.gemm(a, b, c, transpose_B=True)
+            T.copy(c, C)
+
+    return main
+
+
+def _sum():
+    import tilelang.language as T
+
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                B[i] = A[i] + 1
+
+    return main
+
+
+def variants(arch):
+    large = ("sm80",)
+    found = (
+        TileVariant("product", partial(_product, 512, 2), expects_mma=True),
+        TileVariant("deep", partial(_product, 1024, 8), large, expects_mma=True),
+        TileVariant("no-dot", _sum, expects_mma=True),
+        TileVariant("broken", lambda: 1 / 0),
+    )
+    return tuple(variant for variant in found if arch in variant.archs)
+"""
+
+
+def _tile_gate(case_payload: Path, languages: list[str], **more):
+    bundled = payload.bundled().root
+    for name in ("tile.py", "gate.py"):
+        shutil.copy(bundled / name, case_payload / name)
+    (case_payload / "ops" / "fake" / "tilelang.py").write_text(_TILES)
+    request = {
+        "task": "compile", "level": "compile", "payload": str(case_payload), "op": "fake", "archs": ["sm80", "sm86"],
+        "max_smem": None, "languages": languages, "digest": payload.load(case_payload).digest, **more,
+    }  # fmt: skip
+    return {result.case: result for result in runner.run_cases(runner.Job(Path(sys.executable), request))}
+
+
+@pytest.mark.kernels
+@pytest.mark.skipif(NO_TILELANG != "", reason=NO_TILELANG)
+def test_tilelang_variants_are_lowered_and_assembled(case_payload: Path):
+    results = _tile_gate(case_payload, ["tilelang"])
+    assert set(results) == {
+        f"fake[{name}]"
+        for name in ("sm80:product", "sm86:product", "sm80:deep", "sm80:no-dot", "sm86:no-dot", "sm80:broken",
+                     "sm86:broken", "sm80:small", "sm86:small")
+    }  # fmt: skip
+    small = results["fake[sm80:product]"]
+    assert small.status is Status.PASSED, small.reason
+    # two stages of two tiles of 8 KiB, all of it asked for by the launch
+    assert small.extra["shared_bytes"] == 2 * 2 * 8192
+    assert small.extra["mma"] and small.extra["spill_bytes"] == 0 and small.extra["warps"] == 4
+    assert results["fake[sm80:deep]"].extra["shared_bytes"] == 8 * 2 * 8192
+    assert results["fake[sm86:no-dot]"].reason == "no mma.sync where a dot is meant"
+    broken = results["fake[sm86:broken]"]
+    assert (broken.status, broken.reason) == (Status.COMPILE_ERROR, "ZeroDivisionError: division by zero")
+    assert results["fake[sm86:small]"].status is Status.PASSED
+
+
+@pytest.mark.kernels
+def test_variants_of_both_languages_have_names_of_their_own(case_payload: Path):
+    (case_payload / "ops" / "fake" / "triton.py").write_text(_KERNELS.replace("dot-64", "product"))
+    (result,) = _tile_gate(case_payload, ["triton", "tilelang"]).values()
+    assert result.status is Status.RUNTIME_ERROR and "variants of equal name" in result.extra["stderr"]
+
+
+@pytest.mark.kernels
+def test_no_promise_is_broken_where_not_every_variant_could_be_built(monkeypatch: pytest.MonkeyPatch):
+    build = compile_gate.Build(32, 60_000, 0, 0, 4, 8, mma=False)
+    monkeypatch.setattr(compile_gate, "compile_variant", lambda variant, arch: (build, ()))
+    events = []
+    request = {"op": "gather", "archs": ["sm80"], "max_smem": None, "cases": None, "languages": ["triton"]}
+    compile_gate.run(request | {"complete": False}, events.append)
+    assert events[-1]["result"]["status"] == "SKIPPED"
 
 
 def test_every_served_architecture_has_limits():

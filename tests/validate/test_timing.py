@@ -101,7 +101,7 @@ def test_a_context_that_an_illegal_access_ended_is_left_for_a_new_worker(fake_jo
     feed = iter([first, second])
     asked = []
 
-    def events(job, cases):
+    def events(job, cases, crew):
         asked.append(cases)
         yield from next(feed)
         yield runner.WorkerEnd(Status.PASSED)
