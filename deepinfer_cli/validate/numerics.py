@@ -231,9 +231,13 @@ def _too_little_memory(case: Any, device: str) -> str:
 
 
 def is_compile_error(error: BaseException) -> bool:
-    """Whether Triton or its assembler could not make code for this card."""
+    """Whether Triton, TileLang or one of their assemblers could not make code for this card."""
     while True:
-        if type(error).__module__.startswith("triton.compiler") or type(error).__name__ in _COMPILE_ERRORS:
+        kind = type(error)
+        if kind.__module__.startswith(("triton.compiler", "tvm.error")) or kind.__name__ in _COMPILE_ERRORS:
+            return True
+        # TileLang raises what nvcc says as a plain error
+        if isinstance(error, RuntimeError) and "Compilation error:" in str(error):
             return True
         following = error.__cause__
         if following is None:

@@ -12,7 +12,7 @@ from typing import Any
 from deepinfer_cli.detect.gpu import SERVED
 from deepinfer_cli.detect.target import Target, TargetKind
 from deepinfer_cli.errors import UsageError
-from deepinfer_cli.overlay import payload
+from deepinfer_cli.overlay import manifest, payload
 from deepinfer_cli.validate import liverun, runner, toolkit
 from deepinfer_cli.validate.model import CaseResult, Level, NotRun, Status, VerifyReport
 
@@ -264,9 +264,11 @@ def _live(run: _Run) -> Iterator[CaseResult | NotRun]:
         return
     skip = _skipped(target)
     own = target.kind is TargetKind.ENVIRONMENT and target.python == request.python
+    # not every op takes the place of a stock function: some serve other ops
+    bound = manifest.load(request.payload_root / "manifest.toml").ops
     job = liverun.LiveJob(
         request.python, None if own else target.parent, target.layout, modules,
-        tuple(op for op in ops_of(request.payload_root) if op not in skip), skip, forced, request.timeout_s,
+        tuple(sorted({op.name for op in bound} - set(skip))), skip, forced, request.timeout_s,
     )  # fmt: skip
     results, not_run = liverun.run(job)
     yield from results

@@ -88,7 +88,7 @@ def test_a_check_leaves_no_file_in_the_payload(fake_job, case_payload: Path):
 
 
 def _workers(monkeypatch: pytest.MonkeyPatch, *events):
-    def play(job, cases):
+    def play(job, cases, crew):
         yield from events
 
     monkeypatch.setattr(runner, "events", play)
@@ -149,11 +149,12 @@ job = runner.Job(Path(sys.executable), {request!r}, {env!r}, 300.0)
 # a shell that runs the tests in the background has it ignored
 signal.signal(signal.SIGINT, signal.default_int_handler)
 print("ready", flush=True)
-list(runner.run_cases(job))
+list(runner.run_many([job, job], None, {at_once}))
 """
 
 
-def test_an_interrupt_leaves_no_worker_behind(fake_job, case_payload: Path, tmp_path: Path):
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_an_interrupt_leaves_no_worker_behind(fake_job, case_payload: Path, tmp_path: Path, at_once: int):
     job = fake_job("hang")
     script = tmp_path / "interrupted.py"
     pid_file = tmp_path / "pid"
@@ -165,7 +166,7 @@ def test_an_interrupt_leaves_no_worker_behind(fake_job, case_payload: Path, tmp_
     )
 
     request = job.request | {"digest": payload.load(case_payload).digest}
-    script.write_text(_INTERRUPTED.format(request=request, env=job.env))
+    script.write_text(_INTERRUPTED.format(request=request, env=job.env, at_once=at_once))
     parent = subprocess.Popen(
         [sys.executable, str(script)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
@@ -180,6 +181,27 @@ def test_an_interrupt_leaves_no_worker_behind(fake_job, case_payload: Path, tmp_
             os.kill(worker, 0)
     finally:
         parent.kill()
+
+
+def test_jobs_side_by_side_give_their_results_in_order(fake_job):
+    slow = fake_job("good", "exit", "last")
+    quick = dataclasses.replace(fake_job("wrong"), timeout_s=30.0)
+    results = list(runner.run_many([slow, quick], None, at_once=2))
+    assert [(item.case, item.status) for item in results] == [
+        ("fake[good]", Status.PASSED),
+        ("fake[exit]", Status.RUNTIME_ERROR),
+        ("fake[last]", Status.PASSED),
+        ("fake[wrong]", Status.FAILED),
+    ]
+
+
+def test_what_one_thread_raises_ends_all_workers(fake_job):
+    import threading
+
+    jobs = [fake_job("good", digest="0" * 64), fake_job("hang"), fake_job("hang")]
+    with pytest.raises(FailedError, match="digest"):
+        list(runner.run_many(jobs, None, at_once=2))
+    assert threading.active_count() == 1
 
 
 def test_the_probe_says_what_an_interpreter_has():

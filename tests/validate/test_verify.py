@@ -144,6 +144,74 @@ def test_the_users_own_switch_forces_too(monkeypatch: pytest.MonkeyPatch):
     )
 
 
+def _planned(monkeypatch: pytest.MonkeyPatch, found: dict, request: verify.Request):
+    """What `verify` says without running anything, and the jobs that it would have run."""
+    jobs = []
+    monkeypatch.setattr(verify.runner, "probe", lambda python: found)
+    monkeypatch.setattr(verify.runner, "run_many", lambda many, cases, at_once: jobs.extend(many) or [])
+    return verify.verify(request), jobs
+
+
+def _write_kernels(root: Path, op: str, *languages: str):
+    folder = root / "ops" / op
+    folder.mkdir(exist_ok=True)
+    (folder / "workloads.py").touch()
+    for name in languages:
+        (folder / f"{name}.py").write_text("")
+
+
+ALL_FOUND = {"torch": "2", "triton": "3", "numpy": "2", "tilelang": "0.1", "nvcc": "/bin/nvcc", "gpu": H200}
+
+
+@pytest.mark.parametrize(
+    ("missing", "word"), [("tilelang", "pip install tilelang"), ("nvcc", "CUDA toolkit")]
+)
+def test_without_the_tools_of_tilelang_triton_kernels_are_still_built(
+    case_payload: Path, monkeypatch: pytest.MonkeyPatch, missing: str, word: str
+):
+    _write_kernels(case_payload, "both", "triton", "tilelang")
+    _write_kernels(case_payload, "tiles", "tilelang")
+    found = ALL_FOUND | {missing: None}
+    request = _request(case_payload, Level.COMPILE, Level.NUMERICS, arch="sm80")
+    report, jobs = _planned(monkeypatch, found, request)
+    assert [(item.level, item.reason.partition(":")[0]) for item in report.not_run] == [
+        (Level.COMPILE, "TileLang kernels of both, tiles"),
+        (Level.NUMERICS, "TileLang kernels of tiles"),
+    ]
+    assert all(word in item.how for item in report.not_run)
+    compiled = [job.request for job in jobs if job.request["task"] == "compile"]
+    assert [(body["op"], body["languages"], body["complete"]) for body in compiled] == [
+        ("both", ["triton"], False)
+    ]
+    assert [job.request["op"] for job in jobs if job.request["task"] == "cases"] == ["both", "fake"]
+
+
+def test_every_language_is_built_where_its_tools_are(case_payload: Path, monkeypatch: pytest.MonkeyPatch):
+    _write_kernels(case_payload, "both", "triton", "tilelang")
+    _write_kernels(case_payload, "tiles", "tilelang")
+    for cores, want in ((2, [list(verify.ARCHS)]), (16, [[arch] for arch in verify.ARCHS])):
+        monkeypatch.setattr(verify.os, "cpu_count", lambda cores=cores: cores)
+        report, jobs = _planned(monkeypatch, ALL_FOUND, _request(case_payload, Level.COMPILE))
+        assert report.not_run == ()
+        assert [(job.request["op"], job.request["languages"], job.request["archs"]) for job in jobs] == [
+            (op, languages, archs)
+            for op, languages in (("both", ["triton", "tilelang"]), ("tiles", ["tilelang"]))
+            for archs in want
+        ]
+
+
+def test_the_interpreter_skips_what_only_tilelang_has(case_payload: Path, monkeypatch: pytest.MonkeyPatch):
+    _write_kernels(case_payload, "both", "triton", "tilelang")
+    _write_kernels(case_payload, "tiles", "tilelang")
+    report, jobs = _planned(monkeypatch, ALL_FOUND, _request(case_payload, Level.INTERPRETER))
+    (skipped,) = report.results
+    assert (skipped.case, skipped.status) == ("tiles[interpreter]", Status.SKIPPED)
+    assert "numerics runs them on a GPU" in skipped.reason
+    assert [job.request["op"] for job in jobs] == ["both", "fake"]
+    one = _request(case_payload, Level.INTERPRETER, case="tiles[some-case]")
+    assert [item.case for item in _planned(monkeypatch, ALL_FOUND, one)[0].results] == ["tiles[some-case]"]
+
+
 def test_a_forced_card_gets_both_variables_and_an_sm8x_card_neither(
     case_payload: Path, monkeypatch: pytest.MonkeyPatch
 ):
