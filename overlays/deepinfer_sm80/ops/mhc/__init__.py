@@ -1,0 +1,1 @@
+"""What the mHC ops share: the oracle, the inputs of their workloads, and the TileLang kernels."""

@@ -1,0 +1,199 @@
+"""Second kernel of an mHC pre step: adds up the slices' parts, makes the coefficients, normalises the collapsed rows.
+
+The first CTAs of the grid make coefficients, the others normalise: the chain of small divisions of one hides behind
+the memory traffic of the other.
+"""
+
+from typing import Any
+
+from .project import COLLAPSED, MIXES, PARTS, SQRSUM, STREAMS
+
+COMB = STREAMS * STREAMS
+WARP = 32
+
+
+def build(hidden: int, slices: int, tokens: int, threads: int, parts: int) -> Any:
+    """The kernel as a TIR function.
+
+    Args:
+        slices: how many parts the first kernel leaves of every token.
+        tokens: tokens whose coefficients one CTA makes, a power of two.
+        threads: of a CTA; a multiple of 32.
+        parts: CTAs that share the columns of one row to be normalised.
+    """
+    import tilelang.language as T
+
+    warps = threads // WARP
+    # warps that share the slices of one token, or tokens that a warp takes in turn
+    shares = max(1, warps // tokens)
+    rounds = -(-tokens * shares // warps)
+    slice_rounds = -(-slices // shares)
+    sums = MIXES + 1
+    mix_rounds = -(-tokens * MIXES // threads)
+    vectors = hidden // 8
+    per_part = -(-vectors // parts)
+    per_thread = -(-per_part // threads)
+    f32, i32, bf16 = T.float32, T.int32, T.bfloat16
+    num_tokens = T.dynamic("num_tokens")
+
+    @T.macro
+    def coefficients(
+        block, partial, hc_scale, hc_base, post, comb, next_pre, rms_eps, pre_eps, eps, factor, repeat, numel
+    ):
+        tid = T.get_thread_binding()
+        warp, lane = tid // WARP, tid % WARP
+        shared = T.alloc_shared((tokens, shares, sums), f32)
+        logits = T.alloc_shared((tokens, COMB), f32)
+        value = T.alloc_local((1,), f32)
+        square = T.alloc_local((1,), f32)
+        slope = T.alloc_local((mix_rounds,), f32)
+        base = T.alloc_local((mix_rounds,), f32)
+        cell = T.alloc_local((STREAMS, STREAMS), f32)
+        scale = T.alloc_local((STREAMS,), f32)
+        most = T.alloc_local((1,), f32)
+
+        # read before the barrier, so that nothing waits for them after it
+        for r in T.unroll(mix_rounds):
+            n = (r * threads + tid) % MIXES
+            slope[r] = hc_scale[T.min(n // STREAMS, 2)]
+            base[r] = hc_base[n]
+        for r in T.unroll(rounds):
+            item = r * warps + warp
+            m, share = item // shares, item % shares
+            token = block * tokens + m
+            if (m < tokens) & (lane < sums) & (token < num_tokens):
+                value[0] = 0.0
+                for s in T.unroll(slice_rounds):
+                    if s * shares + share < slices:
+                        value[0] += partial[s * shares + share, token, lane]
+                shared[m, share, lane] = value[0]
+        T.sync_threads()
+        for r in T.unroll(mix_rounds):
+            v = r * threads + tid
+            m, n = v // MIXES, v % MIXES
+            token = block * tokens + m
+            if (v < tokens * MIXES) & (token < num_tokens):
+                value[0] = 0.0
+                square[0] = 0.0
+                for s in T.unroll(shares):
+                    value[0] += shared[m, s, n]
+                    square[0] += shared[m, s, SQRSUM]
+                value[0] = value[0] * T.rsqrt(square[0] / numel + rms_eps) * slope[r] + base[r]
+                if n < STREAMS:
+                    next_pre[token, n] = 1.0 / (1.0 + T.exp(-value[0])) + pre_eps
+                elif n < 2 * STREAMS:
+                    post[token, n - STREAMS] = 1.0 / (1.0 + T.exp(-value[0])) * factor
+                else:
+                    logits[m, n - 2 * STREAMS] = value[0]
+        T.sync_threads()
+        # one thread per token: four sums and four reciprocals at once are all the parallelism there is
+        token = block * tokens + tid
+        if (tid < tokens) & (token < num_tokens):
+            for j in T.unroll(STREAMS):
+                most[0] = logits[tid, j * STREAMS]
+                for k in T.unroll(STREAMS - 1):
+                    most[0] = T.max(most[0], logits[tid, j * STREAMS + k + 1])
+                for k in T.unroll(STREAMS):
+                    cell[j, k] = T.exp(logits[tid, j * STREAMS + k] - most[0])
+                scale[j] = T.ieee_frcp((cell[j, 0] + cell[j, 1]) + (cell[j, 2] + cell[j, 3]))
+                for k in T.unroll(STREAMS):
+                    cell[j, k] = cell[j, k] * scale[j] + eps
+            for r in T.serial(repeat):
+                if r > 0:
+                    for j in T.unroll(STREAMS):
+                        scale[j] = T.call_extern(
+                            "float32",
+                            "__fdividef",
+                            1.0,
+                            ((cell[j, 0] + cell[j, 1]) + (cell[j, 2] + cell[j, 3])) + eps,
+                        )
+                    for j in T.unroll(STREAMS):
+                        for k in T.unroll(STREAMS):
+                            cell[j, k] *= scale[j]
+                for k in T.unroll(STREAMS):
+                    scale[k] = T.call_extern(
+                        "float32",
+                        "__fdividef",
+                        1.0,
+                        ((cell[0, k] + cell[1, k]) + (cell[2, k] + cell[3, k])) + eps,
+                    )
+                for j in T.unroll(STREAMS):
+                    for k in T.unroll(STREAMS):
+                        cell[j, k] *= scale[k]
+            for j in T.unroll(STREAMS):
+                for k in T.vectorized(STREAMS):
+                    comb[token, j * STREAMS + k] = cell[j, k]
+
+    @T.macro
+    def normalise(block, partial, layer_input, norm_weight, norm_eps):
+        tid = T.get_thread_binding()
+        token, part = block // parts, block % parts
+        rows = T.alloc_local((per_thread, 8), bf16)
+        weights = T.alloc_local((per_thread, 8), bf16)
+        out = T.alloc_local((8,), bf16)
+        value = T.alloc_local((1,), f32)
+        for q in T.unroll(per_thread):
+            v = q * threads + tid
+            column = (part * per_part + v) * 8
+            if (v < per_part) & (column < hidden):
+                for e in T.vectorized(8):
+                    rows[q, e] = layer_input[token, column + e]
+                for e in T.vectorized(8):
+                    weights[q, e] = norm_weight[column + e]
+        value[0] = 0.0
+        for s in T.unroll(-(-slices // WARP)):
+            at = s * WARP + tid % WARP
+            if at < slices:
+                value[0] += partial[at, token, COLLAPSED]
+        for step in T.unroll(5):
+            value[0] += T.shfl_xor(value[0], 1 << step)
+        value[0] = T.rsqrt(value[0] / hidden + norm_eps)
+        for q in T.unroll(per_thread):
+            v = q * threads + tid
+            column = (part * per_part + v) * 8
+            if (v < per_part) & (column < hidden):
+                for e in T.vectorized(8):
+                    out[e] = T.cast(T.cast(rows[q, e], f32) * value[0] * T.cast(weights[q, e], f32), bf16)
+                for e in T.vectorized(8):
+                    layer_input[token, column + e] = out[e]
+
+    @T.prim_func
+    def finish(
+        partial: T.Tensor((slices, num_tokens, PARTS), f32),
+        hc_scale: T.Tensor((3,), f32),
+        hc_base: T.Tensor((MIXES,), f32),
+        norm_weight: T.Tensor((hidden,), bf16),
+        layer_input: T.Tensor((num_tokens, hidden), bf16),
+        post: T.Tensor((num_tokens, STREAMS), f32),
+        comb: T.Tensor((num_tokens, COMB), f32),
+        next_pre: T.Tensor((num_tokens, STREAMS), f32),
+        rms_eps: f32,
+        pre_eps: f32,
+        sinkhorn_eps: f32,
+        post_mult: f32,
+        sinkhorn_repeat: i32,
+        numel: f32,
+        norm_eps: f32,
+        rows_to_normalise: i32,
+    ):
+        with T.Kernel(T.ceildiv(num_tokens, tokens) + rows_to_normalise * parts, threads=threads) as block:
+            if block < T.ceildiv(num_tokens, tokens):
+                coefficients(
+                    block,
+                    partial,
+                    hc_scale,
+                    hc_base,
+                    post,
+                    comb,
+                    next_pre,
+                    rms_eps,
+                    pre_eps,
+                    sinkhorn_eps,
+                    post_mult,
+                    sinkhorn_repeat,
+                    numel,
+                )
+            else:
+                normalise(block - T.ceildiv(num_tokens, tokens), partial, layer_input, norm_weight, norm_eps)
+
+    return finish

@@ -1,0 +1,114 @@
+"""The mHC post kernel: new residual streams, and with them, if asked for, their sum of squares per token."""
+
+from typing import Any
+
+from .project import STREAMS
+
+COMB = STREAMS * STREAMS
+WARP = 32
+
+
+def build(hidden: int, threads: int, vectors: int, sqrsum: bool) -> Any:
+    """The kernel as a TIR function.
+
+    Args:
+        threads, vectors: threads of a CTA, and how many times eight columns each takes.
+        sqrsum: also sum the squares; a CTA then takes a whole token.
+    """
+    import tilelang.language as T
+
+    columns = threads * vectors * 8
+    parts = -(-hidden // columns)
+    if sqrsum and parts != 1:
+        raise ValueError(f"{threads} threads with {vectors} vectors do not cover {hidden} columns")
+    warps = threads // WARP
+    f32, f64, bf16 = T.float32, T.float64, T.bfloat16
+    num_tokens = T.dynamic("num_tokens")
+
+    @T.macro
+    def body(residual, x, post_mix, comb_mix, new_residual, sums):
+        with T.Kernel(num_tokens, parts, threads=threads) as (token, part):
+            tid = T.get_thread_binding()
+            weight = T.alloc_local((STREAMS + COMB,), f32)
+            old = T.alloc_local((vectors, STREAMS, 8), bf16)
+            other = T.alloc_local((vectors, 8), bf16)
+            fresh = T.alloc_local((8,), bf16)
+            chain = T.alloc_local((8,), f32)
+            square = T.alloc_local((1,), f32)
+            total = T.alloc_local((1,), f64)
+            shared = T.alloc_shared((warps,), f64)
+            for v in T.unroll(vectors):
+                column = part * columns + (v * threads + tid) * 8
+                if column < hidden:
+                    for i in T.unroll(STREAMS):
+                        for e in T.vectorized(8):
+                            old[v, i, e] = residual[token, i, column + e]
+                    for e in T.vectorized(8):
+                        other[v, e] = x[token, column + e]
+            for e in T.vectorized(STREAMS):
+                weight[e] = post_mix[token, e]
+            for i in T.unroll(STREAMS):
+                for e in T.vectorized(STREAMS):
+                    weight[STREAMS + i * STREAMS + e] = comb_mix[token, i * STREAMS + e]
+            total[0] = 0.0
+            for v in T.unroll(vectors):
+                column = part * columns + (v * threads + tid) * 8
+                if column < hidden:
+                    square[0] = 0.0
+                    for j in T.unroll(STREAMS):
+                        for e in T.unroll(8):
+                            chain[e] = weight[j] * T.cast(other[v, e], f32)
+                        for i in T.unroll(STREAMS):
+                            for e in T.unroll(8):
+                                chain[e] = T.ieee_fmaf(
+                                    weight[STREAMS + i * STREAMS + j], T.cast(old[v, i, e], f32), chain[e]
+                                )
+                        for e in T.vectorized(8):
+                            fresh[e] = T.cast(chain[e], bf16)
+                        for e in T.vectorized(8):
+                            new_residual[token, j, column + e] = fresh[e]
+                        if sqrsum:
+                            for e in T.unroll(8):
+                                square[0] += T.cast(fresh[e], f32) * T.cast(fresh[e], f32)
+                    # the row's sum is large beside its parts: float32 would lose more than it may
+                    if sqrsum:
+                        total[0] += T.cast(square[0], f64)
+            if sqrsum:
+                for step in T.unroll(5):
+                    total[0] += T.shfl_xor(total[0], 1 << step)
+                if tid % WARP == 0:
+                    shared[tid // WARP] = total[0]
+                T.sync_threads()
+                if tid == 0:
+                    for w in T.unroll(warps - 1):
+                        total[0] += shared[w + 1]
+                    sums[token] = T.cast(total[0], f32)
+
+    stream_shape, row_shape = (num_tokens, STREAMS, hidden), (num_tokens, hidden)
+
+    if sqrsum:
+
+        @T.prim_func
+        def post_with_sqrsum(
+            residual: T.Tensor(stream_shape, bf16),
+            x: T.Tensor(row_shape, bf16),
+            post_mix: T.Tensor((num_tokens, STREAMS), f32),
+            comb_mix: T.Tensor((num_tokens, COMB), f32),
+            new_residual: T.Tensor(stream_shape, bf16),
+            sums: T.Tensor((num_tokens,), f32),
+        ):
+            body(residual, x, post_mix, comb_mix, new_residual, sums)
+
+        return post_with_sqrsum
+
+    @T.prim_func
+    def post(
+        residual: T.Tensor(stream_shape, bf16),
+        x: T.Tensor(row_shape, bf16),
+        post_mix: T.Tensor((num_tokens, STREAMS), f32),
+        comb_mix: T.Tensor((num_tokens, COMB), f32),
+        new_residual: T.Tensor(stream_shape, bf16),
+    ):
+        body(residual, x, post_mix, comb_mix, new_residual, None)
+
+    return post

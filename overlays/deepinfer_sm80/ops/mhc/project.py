@@ -1,0 +1,338 @@
+"""First kernel of an mHC pre step: one pass over the residual that yields everything that needs all of it.
+
+A CTA takes `block_m` tokens and a slice of the hidden dimension, of all four streams. It makes the new residual (when
+fused with post), the collapse, which is ready because its pre-mix comes from the step before, and this slice's part of
+the 24 projections and of two sums of squares. The finishing kernel adds the parts up.
+"""
+
+from typing import Any, Literal
+
+STREAMS = 4
+MIXES = STREAMS * (STREAMS + 2)
+# of each slice and token: the projections, the sum of squares of the projected row, and that of the collapsed row
+PARTS = MIXES + 2
+SQRSUM, COLLAPSED = MIXES, MIXES + 1
+
+Source = Literal["residual", "x", "post"]
+
+
+def build(
+    hidden: int, source: Source, block_m: int, block_h: int, blocks: int, threads: int, engine: str = "mma"
+) -> Any:
+    """The kernel as a TIR function.
+
+    Args:
+        source: what is projected: the residual as it is, another row `x` `[T, hidden]`, or the residual after post.
+        block_m, block_h, blocks: tokens, columns at once and column blocks of a CTA.
+        engine: `mma` splits fn into two bf16 terms and uses tensor cores; `fma` multiplies in float32.
+    """
+    import tilelang.language as T
+
+    mma = engine == "mma"
+    streams = 1 if source == "x" else STREAMS
+    block_k = streams * block_h
+    slices = hidden // (block_h * blocks)
+    # a thread's eight columns, and the tokens that a pass of all threads covers
+    lanes = block_h // 8
+    rows = threads // lanes
+    passes = -(-block_m // rows)
+    fn_vectors = MIXES * block_k // 4
+    fn_passes = -(-fn_vectors // threads)
+    output_passes = -(-block_m * MIXES // threads)
+    mix_size = MIXES + STREAMS if source == "post" else STREAMS
+    mix_passes = -(-block_m * mix_size // threads)
+    comb_at, pre_at = STREAMS, mix_size - STREAMS
+    # float32 fn rows are padded: 24 threads read 24 rows at one column
+    groups = threads // MIXES
+    b_shape = (2 * MIXES, block_k) if mma else (MIXES, block_k + 4)
+    c_shape = (block_m, 2 * MIXES) if mma else (groups, block_m * MIXES)
+    bf16, f32, i32 = T.bfloat16, T.float32, T.int32
+    num_tokens = T.dynamic("num_tokens")
+
+    @T.macro
+    def load_fn(fn, values, column, tid):
+        for p in T.unroll(fn_passes):
+            v = p * threads + tid
+            if v < fn_vectors:
+                n = v // (block_k // 4)
+                k = v % (block_k // 4) * 4
+                for e in T.vectorized(4):
+                    values[p, e] = fn[n, k // block_h, column + k % block_h + e]
+
+    @T.macro
+    def store_fn(values, shared, high, low, tid):
+        for p in T.unroll(fn_passes):
+            v = p * threads + tid
+            if v < fn_vectors:
+                n = v // (block_k // 4)
+                k = v % (block_k // 4) * 4
+                if mma:
+                    for e in T.vectorized(4):
+                        high[e] = T.cast(values[p, e], bf16)
+                    for e in T.vectorized(4):
+                        low[e] = T.cast(values[p, e] - T.cast(high[e], f32), bf16)
+                    for e in T.vectorized(4):
+                        shared[n, k + e] = high[e]
+                    for e in T.vectorized(4):
+                        shared[n + MIXES, k + e] = low[e]
+                else:
+                    for e in T.vectorized(4):
+                        shared[n, k + e] = values[p, e]
+
+    @T.macro
+    def load_rows(residual, x, old, other, first, column, row, lane, use_pre):
+        for p in T.unroll(passes):
+            token = first + p * rows + row
+            if (p * rows + row < block_m) & (token < num_tokens):
+                for i in T.unroll(STREAMS):
+                    if source != "x" or i == 0 or use_pre != 0:
+                        for e in T.vectorized(8):
+                            old[p, i, e] = residual[token, i, column + lane * 8 + e]
+                if source != "residual":
+                    for e in T.vectorized(8):
+                        other[p, e] = x[token, column + lane * 8 + e]
+
+    @T.macro
+    def multiply(a_shared, b_shared, acc, tid):
+        # thread = one column of the projection and an interleaved share of k, for all tokens
+        n = tid % MIXES
+        group = tid // MIXES
+        weights = T.alloc_local((4,), f32)
+        values = T.alloc_local((4,), bf16)
+        if group < groups:
+            for k in T.serial(T.ceildiv(block_k // 4 - group, groups)):
+                at = (k * groups + group) * 4
+                for e in T.vectorized(4):
+                    weights[e] = b_shared[n, at + e]
+                for m in T.unroll(block_m):
+                    for e in T.vectorized(4):
+                        values[e] = a_shared[m, at + e]
+                    for e in T.unroll(4):
+                        acc[m] += weights[e] * T.cast(values[e], f32)
+
+    @T.macro
+    def body(
+        residual,
+        x,
+        post_mix,
+        comb_mix,
+        pre_mix,
+        fn,
+        new_residual,
+        collapsed,
+        aux,
+        partial,
+        use_pre,
+        write_aux,
+    ):
+        with T.Kernel(slices, T.ceildiv(num_tokens, block_m), threads=threads) as (split, tile):
+            tid = T.get_thread_binding()
+            lane = tid % lanes
+            row = tid // lanes
+            first = tile * block_m
+            a_shared = T.alloc_shared((block_m, block_k), bf16)
+            b_shared = T.alloc_shared(b_shape, bf16 if mma else f32)
+            c_shared = T.alloc_shared(c_shape, f32)
+            mix = T.alloc_shared((block_m, mix_size), f32)
+            acc = T.alloc_fragment((block_m, 2 * MIXES), f32) if mma else T.alloc_local((block_m,), f32)
+
+            fn_values = T.alloc_local((fn_passes, 4), f32)
+            high = T.alloc_local((4,), bf16)
+            low = T.alloc_local((4,), bf16)
+            old = T.alloc_local((passes, STREAMS, 8), bf16)
+            other = T.alloc_local((passes, 8), bf16)
+            fresh = T.alloc_local((8,), bf16)
+            out = T.alloc_local((8,), bf16)
+            chain = T.alloc_local((8,), f32)
+            total = T.alloc_local((8,), f32)
+            mean = T.alloc_local((8,), f32)
+            squares = T.alloc_local((passes, 2), f32)
+            mix_values = T.alloc_local((mix_passes,), f32)
+            weight = T.alloc_local((mix_size,), f32)
+
+            T.clear(acc)
+            T.clear(squares)
+            T.clear(old)
+            T.clear(other)
+            load_fn(fn, fn_values, split * blocks * block_h, tid)
+            load_rows(residual, x, old, other, first, split * blocks * block_h, row, lane, use_pre)
+            # through registers, so that these loads too are under way at once
+            for p in T.unroll(mix_passes):
+                v = p * threads + tid
+                m = v // mix_size
+                c = v % mix_size
+                mix_values[p] = 0.0
+                if (v < block_m * mix_size) & (first + m < num_tokens):
+                    if (c >= pre_at) & (use_pre != 0):
+                        mix_values[p] = pre_mix[first + m, c - pre_at]
+                    if source == "post":
+                        if c < comb_at:
+                            mix_values[p] = post_mix[first + m, c]
+                        elif c < pre_at:
+                            mix_values[p] = comb_mix[first + m, c - comb_at]
+            for p in T.unroll(mix_passes):
+                v = p * threads + tid
+                if v < block_m * mix_size:
+                    mix[v // mix_size, v % mix_size] = mix_values[p]
+
+            for it in T.serial(blocks):
+                column = (split * blocks + it) * block_h
+                store_fn(fn_values, b_shared, high, low, tid)
+                for p in T.unroll(passes):
+                    m = p * rows + row
+                    if m < block_m:
+                        token = first + m
+                        for q in T.unroll(mix_size // 4):
+                            for e in T.vectorized(4):
+                                weight[q * 4 + e] = mix[m, q * 4 + e]
+                        for j in T.unroll(STREAMS):
+                            if source == "post":
+                                for e in T.unroll(8):
+                                    chain[e] = weight[j] * T.cast(other[p, e], f32)
+                                for i in T.unroll(STREAMS):
+                                    for e in T.unroll(8):
+                                        chain[e] = T.ieee_fmaf(
+                                            weight[comb_at + i * STREAMS + j],
+                                            T.cast(old[p, i, e], f32),
+                                            chain[e],
+                                        )
+                                for e in T.vectorized(8):
+                                    fresh[e] = T.cast(chain[e], bf16)
+                                if token < num_tokens:
+                                    for e in T.vectorized(8):
+                                        new_residual[token, j, column + lane * 8 + e] = fresh[e]
+                            else:
+                                for e in T.vectorized(8):
+                                    fresh[e] = old[p, j, e]
+                            if source != "x":
+                                for e in T.vectorized(8):
+                                    a_shared[m, j * block_h + lane * 8 + e] = fresh[e]
+                                for e in T.unroll(8):
+                                    squares[p, 0] += T.cast(fresh[e], f32) * T.cast(fresh[e], f32)
+                            for e in T.unroll(8):
+                                value = T.cast(fresh[e], f32)
+                                if j == 0:
+                                    total[e] = T.if_then_else(use_pre != 0, weight[pre_at] * value, value)
+                                    mean[e] = value
+                                else:
+                                    if use_pre != 0:
+                                        total[e] = T.ieee_fmaf(weight[pre_at + j], value, total[e])
+                                    mean[e] += value
+                        if source == "x":
+                            for e in T.vectorized(8):
+                                a_shared[m, lane * 8 + e] = other[p, e]
+                            for e in T.unroll(8):
+                                squares[p, 0] += T.cast(other[p, e], f32) * T.cast(other[p, e], f32)
+                        for e in T.vectorized(8):
+                            out[e] = T.cast(total[e], bf16)
+                        for e in T.unroll(8):
+                            squares[p, 1] += T.cast(out[e], f32) * T.cast(out[e], f32)
+                        if token < num_tokens:
+                            for e in T.vectorized(8):
+                                collapsed[token, column + lane * 8 + e] = out[e]
+                            if source == "post" and write_aux != 0:
+                                for e in T.vectorized(8):
+                                    out[e] = T.cast(mean[e] * 0.25, bf16)
+                                for e in T.vectorized(8):
+                                    aux[token, column + lane * 8 + e] = out[e]
+                # the next block's loads are under way while this one is multiplied
+                if it + 1 < blocks:
+                    load_fn(fn, fn_values, column + block_h, tid)
+                    load_rows(residual, x, old, other, first, column + block_h, row, lane, use_pre)
+                if mma:
+                    T.gemm(a_shared, b_shared, acc, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+                else:
+                    multiply(a_shared, b_shared, acc, tid)
+
+            for p in T.unroll(passes):
+                for q in T.unroll(2):
+                    for step in T.unroll(lanes.bit_length() - 1):
+                        squares[p, q] += T.shfl_xor(squares[p, q], 1 << step)
+                m = p * rows + row
+                if (lane == 0) & (m < block_m) & (first + m < num_tokens):
+                    partial[split, first + m, SQRSUM] = squares[p, 0]
+                    partial[split, first + m, COLLAPSED] = squares[p, 1]
+            if mma:
+                T.copy(acc, c_shared)
+            else:
+                if tid < groups * MIXES:
+                    for m in T.unroll(block_m):
+                        c_shared[tid // MIXES, m * MIXES + tid % MIXES] = acc[m]
+            T.sync_threads()
+            for p in T.unroll(output_passes):
+                v = p * threads + tid
+                m = v // MIXES
+                n = v % MIXES
+                if (v < block_m * MIXES) & (first + m < num_tokens):
+                    if mma:
+                        partial[split, first + m, n] = c_shared[m, n] + c_shared[m, n + MIXES]
+                    else:
+                        chain[0] = c_shared[0, v]
+                        for g in T.unroll(groups - 1):
+                            chain[0] += c_shared[g + 1, v]
+                        partial[split, first + m, n] = chain[0]
+
+    stream_shape, row_shape = (num_tokens, STREAMS, hidden), (num_tokens, hidden)
+
+    if source == "post":
+
+        @T.prim_func
+        def project_post(
+            residual: T.Tensor(stream_shape, bf16),
+            x: T.Tensor(row_shape, bf16),
+            post_mix: T.Tensor((num_tokens, STREAMS), f32),
+            comb_mix: T.Tensor((num_tokens, STREAMS * STREAMS), f32),
+            pre_mix: T.Tensor((num_tokens, STREAMS), f32),
+            fn: T.Tensor((MIXES, streams, hidden), f32),
+            new_residual: T.Tensor(stream_shape, bf16),
+            collapsed: T.Tensor(row_shape, bf16),
+            aux: T.Tensor(row_shape, bf16),
+            partial: T.Tensor((slices, num_tokens, PARTS), f32),
+            use_pre: i32,
+            write_aux: i32,
+        ):
+            body(
+                residual,
+                x,
+                post_mix,
+                comb_mix,
+                pre_mix,
+                fn,
+                new_residual,
+                collapsed,
+                aux,
+                partial,
+                use_pre,
+                write_aux,
+            )
+
+        return project_post
+
+    if source == "x":
+
+        @T.prim_func
+        def project_x(
+            residual: T.Tensor(stream_shape, bf16),
+            x: T.Tensor(row_shape, bf16),
+            pre_mix: T.Tensor((num_tokens, STREAMS), f32),
+            fn: T.Tensor((MIXES, streams, hidden), f32),
+            collapsed: T.Tensor(row_shape, bf16),
+            partial: T.Tensor((slices, num_tokens, PARTS), f32),
+            use_pre: i32,
+        ):
+            body(residual, x, None, None, pre_mix, fn, None, collapsed, None, partial, use_pre, 0)
+
+        return project_x
+
+    @T.prim_func
+    def project_residual(
+        residual: T.Tensor(stream_shape, bf16),
+        pre_mix: T.Tensor((num_tokens, STREAMS), f32),
+        fn: T.Tensor((MIXES, streams, hidden), f32),
+        collapsed: T.Tensor(row_shape, bf16),
+        partial: T.Tensor((slices, num_tokens, PARTS), f32),
+        use_pre: i32,
+    ):
+        body(residual, None, None, None, pre_mix, fn, None, collapsed, None, partial, use_pre, 0)
+
+    return project_residual

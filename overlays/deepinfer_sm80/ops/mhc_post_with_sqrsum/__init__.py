@@ -1,0 +1,46 @@
+"""mHC post that also yields the sum of squares of each new row: what a projection by itself needs beside its mixes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def mhc_post_with_sqrsum(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    post_layer_mix: torch.Tensor,
+    comb_res_mix: torch.Tensor,
+    *,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`mhc_post`, exactly, and the raw sum of squares of each token's new streams.
+
+    The squares are those of the bf16 values; the sum is no mean. No release of vLLM calls it.
+
+    Args:
+        x, residual, post_layer_mix, comb_res_mix: as for `mhc_post`; H at most 8,192.
+        out: `(new residual, sums)` to write to; by default new tensors.
+
+    Returns:
+        `[T, 4, H]` bf16 and `[T]` f32.
+
+    Raises:
+        TypeError, ValueError: an argument has another dtype, shape or layout.
+    """
+    import torch
+
+    from ..mhc import check
+    from ..mhc.tilelang import launch_post
+
+    post_mix, comb_mix = check.post_inputs(x, residual, post_layer_mix, comb_res_mix)
+    if out is None:
+        out = torch.empty_like(residual), residual.new_empty(residual.shape[:1], dtype=torch.float32)
+    new, sums = out
+    check.of(new, "out[0]", "bfloat16", tuple(residual.shape))
+    check.of(sums, "out[1]", "float32", (residual.shape[0],))
+    if residual.shape[0]:
+        launch_post(x, residual, post_mix, comb_mix, new, sums)
+    return out

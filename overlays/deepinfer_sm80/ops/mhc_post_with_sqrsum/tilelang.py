@@ -1,0 +1,11 @@
+"""What `mhc_post_with_sqrsum` can launch."""
+
+from __future__ import annotations
+
+from ..mhc.tilelang import SQRSUM_TABLE, post_variants
+from ..spec import TileVariant
+
+
+def variants(arch: str) -> tuple[TileVariant, ...]:
+    """Every variant that may be launched on `arch`."""
+    return tuple(variant for variant in post_variants(SQRSUM_TABLE, True) if arch in variant.archs)

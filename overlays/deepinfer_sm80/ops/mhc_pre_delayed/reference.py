@@ -1,0 +1,18 @@
+"""Oracle of `mhc_pre_delayed`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..mhc import reference
+
+
+def mhc_pre_delayed(
+    *args: Any, out: tuple[torch.Tensor, ...] | None = None, **kwargs: Any
+) -> tuple[torch.Tensor, ...]:
+    """See the op; coefficients are float64 before they are rounded."""
+    post, comb, layer_input, next_pre = reference.pre_delayed(*args, **kwargs)
+    results = post.float(), comb.float(), layer_input, next_pre.float()
+    return results if out is None else tuple(to.copy_(of) for to, of in zip(out, results, strict=True))

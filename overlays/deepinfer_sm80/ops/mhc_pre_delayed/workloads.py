@@ -1,0 +1,106 @@
+"""Workloads of `mhc_pre_delayed`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ..mhc import inputs as shared
+from ..spec import Case, Tolerance, UlpTolerance
+from . import mhc_pre_delayed, reference
+
+OP = "mhc_pre_delayed"
+TOLERANCES = {
+    "post": Tolerance(max_abs=1.9e-3),
+    "comb": Tolerance(max_abs=1.9e-3),
+    "layer_input": UlpTolerance(),
+    "next_pre_mix": Tolerance(max_abs=1.9e-3),
+}
+
+_case = shared.case_maker(OP)
+_SMOKE = (
+    _case("no-tokens", tokens=0),
+    _case("one-token", tokens=1),
+    _case("seven-tokens", tokens=7),
+    _case("17-tokens", tokens=17),
+    _case("first-layer", tokens=9, embedding=True, pre_mix=False),
+    _case("embedding-and-pre-mix", tokens=9, embedding=True),
+    _case("stream-0", tokens=5, pre_mix=False),
+    _case("no-norm", tokens=5, norm=False),
+    _case("stream-0-no-norm", tokens=5, pre_mix=False, norm=False),
+    # converged after twenty iterations and blind to an eps of 1e-6: a fault there shows only here
+    _case("three-iterations", tokens=6, repeat=3),
+    _case("one-iteration", tokens=6, repeat=1),
+    _case("large-eps", tokens=6, pre_eps=0.03, sinkhorn_eps=0.02, repeat=4, rms_eps=0.5, norm_eps=0.25),
+    _case("large", tokens=5, magnitude=3e3),
+    _case("small", tokens=5, magnitude=1e-4),
+    _case("nan-row", tokens=6, nan_rows=(2,), zero_rows=(4,)),
+    _case("own-output", tokens=3, out=False),
+)
+_FULL = (
+    *(_case(f"{tokens}-tokens", "full", tokens=tokens) for tokens in (15, 16, 33, 63, 64, 65, 128, 129)),
+    *(_case(f"{tokens}-tokens", "full", tokens=tokens) for tokens in (256, 257, 512, 513, 1024, 1031, 2048)),
+    _case("1031-tokens-first-layer", "full", tokens=1031, embedding=True, pre_mix=False),
+    _case("1031-tokens-no-norm", "full", tokens=1031, norm=False),
+    _case("100-tokens-nan-row", "full", tokens=100, nan_rows=(0, 40, 99)),
+    _case("8192-tokens", "full", tokens=8192),
+    _case("hidden-4096", "full", tokens=20, hidden=4096),
+    _case("hidden-1024-many-tokens", "full", tokens=3000, hidden=1024),
+)
+
+
+def cases(suite: str = "full") -> tuple[Case, ...]:
+    """The cases of a suite; `full` contains `smoke`."""
+    return _SMOKE if suite == "smoke" else _SMOKE + _FULL
+
+
+def bench_cases() -> tuple[Case, ...]:
+    """Every number of tokens that is compared with stock."""
+    return shared.bench_cases(OP)
+
+
+def make_inputs(case: Case, device: str | torch.device) -> dict[str, Any]:
+    """Keyword arguments of the op, made from the case's seed; `out`, if any, is filled with NaN."""
+    params = shared.params_of(case)
+    generator = torch.Generator().manual_seed(case.seed)
+    inputs = {
+        "residual": shared.residual(params, generator, device),
+        **shared.pre_inputs(params, generator, device),
+    }
+    for row in params["nan_rows"] if params["embedding"] else ():
+        inputs["x"][row, 3] = float("nan")
+    return {**inputs, "out": shared.pre_outputs(params, device) if params["out"] else None}
+
+
+def expected(case: Case, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The oracle's outputs, for inputs that no one has written to yet."""
+    return _outputs(reference.mhc_pre_delayed(**{**inputs, "out": None}))
+
+
+def run(inputs: Mapping[str, Any], function: Callable[..., Any] | None = None) -> dict[str, torch.Tensor]:
+    """Calls the op, or `function` in its place, and returns the whole outputs."""
+    return _outputs((function or mhc_pre_delayed)(**inputs))
+
+
+def call_kwargs(inputs: Mapping[str, Any], style: str) -> dict[str, Any]:
+    """The same call for stock's function (every `style`)."""
+    return shared.stock_kwargs(inputs)
+
+
+def bytes_moved(case: Case) -> int:
+    """The residual once, the weight, the layer input, and the mixes in and out."""
+    params = shared.params_of(case)
+    rows = shared.STREAMS + 1 + params["embedding"]
+    return int(rows * shared.row_bytes(params) + shared.fn_bytes(params) + 2 * shared.mix_bytes(params))
+
+
+def flops(case: Case) -> int:
+    """The projection, and four products and sums for each element of the layer input."""
+    params = shared.params_of(case)
+    return shared.projection_flops(params) + 4 * shared.row_bytes(params)
+
+
+def _outputs(result: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
+    return dict(zip(TOLERANCES, result, strict=True))
