@@ -143,7 +143,8 @@ def pristine_release(user_environment: dict[str, str]) -> Iterator[Callable[[str
 def real_release(tmp_path: Path, pristine_release: Callable[[str], Path]) -> Callable[..., Path]:
     """Version → a folder with that real vLLM, hard-linked to the cache; gives the parent of `vllm`.
 
-    `slim=True` takes the models folder of V4.1 and the metadata alone: enough for plans and installs, and quick.
+    `slim=True` takes the models folder of V4.1, the metadata and the other modules that the manifest names: enough for
+    plans and installs, and quick.
     """
 
     def make(version: str, into: Path | None = None, *, slim: bool = True) -> Path:
@@ -154,7 +155,9 @@ def real_release(tmp_path: Path, pristine_release: Callable[[str], Path]) -> Cal
         (into / "vllm" / "models").mkdir(parents=True)
         for name in ("vllm/models/deepseek_v41", f"vllm-{version}.dist-info"):
             clone(source / name, into / name)
-        for name in ("__init__.py", "_version.py", "models/__init__.py"):
+        others = {symbol.module for symbol in manifests.load().symbols if "{layout}" not in symbol.module}
+        for name in ("__init__.py", "_version.py", "models/__init__.py", *sorted(others)):
+            (into / "vllm" / name).parent.mkdir(parents=True, exist_ok=True)
             os.link(source / "vllm" / name, into / "vllm" / name)
         return into
 

@@ -18,7 +18,7 @@ from .bindings import BindError
 from .gate import SwitchError
 
 __version__ = "0.1.0"
-__all__ = ["BindError", "SwitchError", "bind", "report"]
+__all__ = ["BindError", "SwitchError", "bind", "bound_ops", "report"]
 
 # named as imported: inside vLLM that is a child of vLLM's logger, so the line reaches the server's log
 _log = logging.getLogger(__name__)
@@ -86,6 +86,11 @@ def report() -> dict[str, Any]:
         "payload_digest": _digest(root),
         "journal_present": _unfinished("vllm") is not None,
     }
+
+
+def bound_ops() -> set[str]:
+    """The ops that this process has bound so far."""
+    return set(_bound.values())
 
 
 def _announce(name: str, device: gate.Device, ops: set[str], off: Iterable[str]) -> None:

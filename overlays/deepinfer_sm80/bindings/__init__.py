@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
-from . import cache_utils, rocm
+from . import cache_utils, mhc_tilelang, mhc_warmup, rocm, rocm_aiter_mla_sparse
 from .spec import BindError, Binding
 
 __all__ = ["ALL", "LAYOUTS", "OPS", "BindError", "Binding", "attach", "find", "is_ours"]
 
 # V4.1's folder in vLLM, and in the forks that came before it
 LAYOUTS = ("deepseek_v41", "deepseek_v4_1")
-ALL: dict[str, tuple[Binding, ...]] = {module.MODULE: module.BINDINGS for module in (cache_utils, rocm)}
+_MODULES = (cache_utils, rocm, rocm_aiter_mla_sparse, mhc_tilelang, mhc_warmup)
+ALL: dict[str, tuple[Binding, ...]] = {module.MODULE: module.BINDINGS for module in _MODULES}
 OPS = tuple(sorted({binding.op for bindings in ALL.values() for binding in bindings}))
 
 

@@ -24,11 +24,13 @@ class Binding:
         op: the op that takes its place.
         adapters: one for each signature a release has. Each returns a function whose parameters (names, order,
             kinds and defaults) are exactly that signature, so the table cannot disagree with the code.
+        check: raises BindError for a stock function of a known signature that does something unknown.
     """
 
     symbol: str
     op: str
     adapters: tuple[Adapter, ...]
+    check: Callable[[Callable[..., Any]], None] | None = None
 
     def adapt(self, stock: Callable[..., Any], module: str) -> Callable[..., Any]:
         """The replacement for `stock`, a symbol of `module`.
@@ -36,7 +38,8 @@ class Binding:
         The replacement has no `__wrapped__`: whoever asks for its signature or source gets ours.
 
         Raises:
-            BindError: no adapter has the signature of `stock`; says how it differs from the nearest.
+            BindError: no adapter has the signature of `stock`, then it says how it differs from the nearest; or `check`
+                refuses it.
         """
         try:
             wanted = _parameters(stock)
@@ -45,6 +48,8 @@ class Binding:
         replacements = [adapter(stock) for adapter in self.adapters]
         for replacement in replacements:
             if _parameters(replacement) == wanted:
+                if self.check is not None:
+                    self.check(stock)
                 replacement.__module__ = module
                 replacement.__qualname__ = self.symbol
                 replacement.__deepinfer__ = {"op": self.op, "stock": stock}  # type: ignore[attr-defined]

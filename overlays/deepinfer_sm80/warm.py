@@ -1,0 +1,79 @@
+"""Compiles every kernel that the engine can meet before it serves, once per process.
+
+Two callers see to it: vLLM's own warm-up (`bindings/mhc_warmup.py`) and, for engines that were started without one, the
+first mHC call, which vLLM makes in its profile run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from functools import lru_cache
+from typing import Any
+
+from . import gate
+
+
+@lru_cache
+def up(hidden: int) -> None:
+    """Compiles the variants of every bound op, mHC's for streams of `hidden` elements; later calls do nothing.
+
+    Raises:
+        Exception: whatever Triton or TileLang raises when a kernel does not compile: better now than in a request.
+    """
+    from . import bound_ops
+
+    ops = sorted(bound_ops())
+    if any(op.startswith("mhc_") for op in ops):
+        from .ops.mhc import warm_up
+
+        warm_up(hidden)
+    for op in ops:
+        if not op.startswith("mhc_"):
+            op_up(op)
+
+
+def op_up(op: str) -> None:
+    """Compiles every variant of one op for `gate.device()`: those of its `triton.py` and of its `tilelang.py`."""
+    device = gate.device()
+    if device is None:
+        return
+    for variant in _variants(op, "triton", device.arch):
+        triton_up(variant)
+    tile_variants = _variants(op, "tilelang", device.arch)
+    if tile_variants:
+        from . import tile
+
+        tile.warm_up(tile_variants)
+
+
+def triton_up(variant: Any) -> Any:
+    """Compiles a Triton variant as its launch would, without launching; returns the compiled kernel.
+
+    Everything that the launch passes is either pinned to the type in the variant's signature or kept out of Triton's
+    specialisation, so stand-ins of these types give the launch's own key.
+    """
+    import torch
+
+    pointers = {"*bf16": torch.bfloat16, "*fp32": torch.float32, "*u8": torch.uint8}
+    pointers |= {"*i32": torch.int32, "*i64": torch.int64}
+    numbers = {"i32": 16, "i64": 16, "fp32": 1.5}
+    arguments = {
+        name: pointers[kind] if kind in pointers else numbers[kind]
+        for name, kind in variant.signature.items()
+    }
+    return variant.kernel.warmup(
+        **arguments,
+        **variant.constexprs,
+        num_warps=variant.num_warps,
+        num_stages=variant.num_stages,
+        grid=(1,),
+    )
+
+
+def _variants(op: str, kind: str, arch: str) -> tuple[Any, ...]:
+    package = __name__.rpartition(".")[0]
+    name = f"{package}.ops.{op}.{kind}"
+    if importlib.util.find_spec(name) is None:
+        return ()
+    return tuple(importlib.import_module(name).variants(arch))
