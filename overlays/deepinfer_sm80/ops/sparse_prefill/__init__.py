@@ -49,15 +49,17 @@ def sparse_prefill(
 
     from .triton import launch
 
-    if (lengths is None) == (indptr is None):
-        raise ValueError("exactly one of lengths (dense) and indptr (ragged) must be given")
     tokens, heads = q.shape[:2]
+    if lengths is not None and indptr is None:
+        name, starts, fewest = "lengths", lengths, tokens
+    elif indptr is not None and lengths is None:
+        name, starts, fewest = "indptr", indptr, tokens + 1
+    else:
+        raise ValueError("exactly one of lengths (dense) and indptr (ragged) must be given")
     _check("q", q, torch.bfloat16, (None, None, HEAD_DIM))
     _check("kv", kv, torch.bfloat16, (None, HEAD_DIM))
     _check("out", out, torch.bfloat16, (tokens, heads, HEAD_DIM))
     _check("indices", indices, torch.int32, (tokens, None) if indptr is None else (None,))
-    starts, fewest = (lengths, tokens) if indptr is None else (indptr, tokens + 1)
-    name = "lengths" if indptr is None else "indptr"
     _check(name, starts, torch.int32, (None,))
     if starts.shape[0] < fewest:
         raise ValueError(f"{name} must have {fewest} entries for {tokens} tokens, has {starts.shape[0]}")

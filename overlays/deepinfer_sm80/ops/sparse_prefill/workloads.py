@@ -251,7 +251,7 @@ def _total_rows(params: Mapping[str, Any]) -> int:
     rows, tokens = params["rows"], params["tokens"]
     if isinstance(rows, list):
         return sum(rows)
-    return tokens * rows if isinstance(rows, int) else tokens * sum(rows) // 2
+    return int(tokens * rows if isinstance(rows, int) else tokens * sum(rows) // 2)
 
 
 def _make_lists(
