@@ -29,11 +29,13 @@ class BenchOptions:
         ops: positional OPS and `--ops a,b`; empty means all.
         arch: `--arch` sm80, sm86 or sm89: measures its code on a newer card.
         torch_from: `--torch-from PATH`, a vLLM 0.30.0 tree whose PyTorch function is a baseline.
-        providers: `--provider`, repeatable: overlay, stock, stock-0.30-grid, torch; empty means all.
+        providers: `--provider`, repeatable: overlay, stock, stock-sm80, stock-native, stock-0.30-grid, torch;
+            empty means all.
         output: `--output FILE`, the result file.
         baseline: `--baseline FILE`, an earlier result file to compare with.
         threshold: `--threshold 0.10`, how much slower than it is a regression.
         timeout_s: `--timeout SECONDS` for one case.
+        max_smem: `--max-smem BYTES`, only kernel variants that take no more shared memory.
     """
 
     where: TargetOptions = field(default_factory=TargetOptions)
@@ -45,6 +47,7 @@ class BenchOptions:
     baseline: Path | None = None
     threshold: float = 0.10
     timeout_s: float = 300.0
+    max_smem: int | None = None
 
 
 def run(opts: BenchOptions, out: Output) -> Result:
@@ -65,7 +68,7 @@ def run(opts: BenchOptions, out: Output) -> Result:
     root = payload_root(target, out)
     request = bench.Request(
         root, interpreter(opts.where, target, out), _ops(opts, root), target.parent if target else None,
-        opts.torch_from, tuple(opts.providers) or bench.PROVIDERS, opts.arch, opts.timeout_s,
+        opts.torch_from, tuple(opts.providers) or bench.PROVIDERS, opts.arch, opts.timeout_s, opts.max_smem,
     )  # fmt: skip
     with out.progress(None, "bench") as progress:
 
@@ -148,7 +151,7 @@ def result_table(rows: list[dict[str, Any]]) -> Table:
     others = [name for name in bench.PROVIDERS[1:] if any(row["provider"] == name for row in rows)]
     headers: list[str | tuple[str, Justify]] = [
         "Op", "Case", "Provider", "Code", "Timing", ("Latency (us)", RIGHT), ("p20-p80 (us)", RIGHT),
-        *((f"vs {name}", RIGHT) for name in others), ("GB/s", RIGHT), ("Ceiling", RIGHT), "Status",
+        *((f"vs {name}", RIGHT) for name in others), ("GB/s", RIGHT), ("TFLOP/s", RIGHT), ("Ceiling", RIGHT), "Status",
     ]  # fmt: skip
     return table(headers, (_cells(rows, row, others) for row in rows))
 
@@ -158,14 +161,21 @@ def _cells(rows: list[dict[str, Any]], row: dict[str, Any], others: list[str]) -
     ours = row["provider"] == "overlay"
     ratios = [results.speedup(rows, row, name) if ours else None for name in others]
     spread = f"{latency['p20']:.1f}-{latency['p80']:.1f}" if latency else None
-    rate = f"{row['bytes'] / latency['p50'] / 1e3:.0f}" if latency else None
-    fraction = row["ceiling_fraction"]
+    median = latency["p50"] if latency else None
     return [
         row["op"], case_text(row["case"]), row["provider"], row["codegen"], row["timing"],
-        f"{latency['p50']:.1f}" if latency else None, spread,
+        f"{median:.1f}" if median else None, spread,
         *[None if ratio is None else f"{ratio:.2f}x" for ratio in ratios],
-        rate, None if fraction is None else f"{100 * fraction:.0f} %", row["status"],
+        f"{row['bytes'] / median / 1e3:.0f}" if median else None,
+        f"{row['flops'] / median / 1e6:.1f}" if median and row["flops"] else None,
+        ceiling_text(row), row["status"],
     ]  # fmt: skip
+
+
+def ceiling_text(row: dict[str, Any]) -> str | None:
+    """The share of the ceiling that binds, such as `75 % of copy`; None where nothing was timed."""
+    fraction = row["ceiling_fraction"]
+    return None if fraction is None else f"{100 * fraction:.0f} % of {row.get('ceiling', 'copy')}"
 
 
 def change_table(changes: list[results.Change]) -> Table:
@@ -179,4 +189,9 @@ def change_table(changes: list[results.Change]) -> Table:
 
 def environment_line(environment: dict[str, Any]) -> str:
     """The machine in one line."""
-    return ", ".join(f"{name} {value}" for name, value in environment.items() if value is not None)
+    parts = []
+    for name, value in environment.items():
+        if isinstance(value, dict):
+            value = "/".join(f"{part} ({key})" for key, part in value.items())
+        parts += [f"{name} {value}"] if value is not None else []
+    return ", ".join(parts)

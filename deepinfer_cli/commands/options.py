@@ -241,7 +241,11 @@ TorchFrom = Annotated[
 ]
 Provider = Annotated[
     list[str] | None,
-    _option("--provider", metavar="NAME", help="overlay, stock, stock-0.30-grid or torch; may be repeated."),
+    _option(
+        "--provider",
+        metavar="NAME",
+        help="overlay, stock, stock-sm80, stock-native, stock-0.30-grid or torch; may be repeated.",
+    ),
 ]
 RowsFile = Annotated[Path | None, _file("--output", "-o", metavar="FILE", help="Write the result file here.")]
 Baseline = Annotated[

@@ -160,7 +160,7 @@ def _symbols(keys: tuple[str, ...]) -> str:
 
 
 def _op_plan(item: match.OpMatch, layout: str | None) -> OpPlan:
-    reason = f"equal to vLLM {item.release}"
+    reason = f"equal to vLLM {item.release}" if item.op.replaces else "a step of our own, replaces nothing"
     if item.differing:
         reason = f"not as in vLLM {item.release}: {_symbols(item.differing)}"
     differing = tuple(match.shown(key, layout) for key in item.differing)

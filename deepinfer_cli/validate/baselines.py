@@ -4,23 +4,54 @@ from __future__ import annotations
 
 import ast
 import builtins
-import importlib
 import inspect
-import os
-import sys
-import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LAYOUTS = ("deepseek_v41", "deepseek_v4_1")
-OVERLAY, STOCK, GRID, TORCH = "overlay", "stock", "stock-0.30-grid", "torch"
-# op → provider → function of common/ops/cache_utils.py
-_STOCK = {
-    "gather": {STOCK: "dequantize_and_gather_k_cache", GRID: "dequantize_and_gather_k_cache_triton"},
-    "combine": {STOCK: "combine_topk_swa_indices"},
+from deepinfer_cli.validate.codegen import OVERLAY, STOCK_SM80
+from deepinfer_cli.validate.stock import COPY, MHC_AMPERE, MHC_NATIVE, Source, layout_of, load
+
+STOCK, NATIVE, GRID, TORCH = "stock", "stock-native", "stock-0.30-grid", "torch"
+NAMES = (OVERLAY, STOCK, STOCK_SM80, NATIVE, GRID, TORCH)
+
+_CACHE = ("vllm.models.{layout}.common.ops.cache_utils", "vllm.models.{layout}")
+_SPARSE = ("vllm.v1.attention.ops.rocm_aiter_mla_sparse", "")
+_MHC = ("vllm.model_executor.kernels.mhc.tilelang", "vllm.model_executor.kernels.mhc")
+
+
+def _function(place: tuple[str, str], symbol: str, how: str = "plain") -> Source:
+    return Source(place[0], symbol, place[1], how)
+
+
+def _mhc(symbol: str) -> dict[str, Source]:
+    return {STOCK: _function(_MHC, symbol, MHC_AMPERE), NATIVE: _function(_MHC, symbol, MHC_NATIVE)}
+
+
+# op → provider → where its function is
+_STOCK: dict[str, dict[str, Source]] = {
+    "gather": {
+        STOCK: _function(_CACHE, "dequantize_and_gather_k_cache"),
+        GRID: _function(_CACHE, "dequantize_and_gather_k_cache_triton"),
+    },
+    "combine": {
+        STOCK: _function(_CACHE, "combine_topk_swa_indices"),
+        STOCK_SM80: _function(_CACHE, "combine_topk_swa_indices", COPY),
+    },
+    "ragged": {
+        STOCK: _function(_SPARSE, "build_ragged_indices_from_dense"),
+        STOCK_SM80: _function(_SPARSE, "build_ragged_indices_from_dense", COPY),
+    },
+    "sparse_prefill": {
+        STOCK: _function(_SPARSE, "rocm_sparse_attn_prefill"),
+        STOCK_SM80: _function(_SPARSE, "rocm_sparse_attn_prefill", COPY),
+    },
+    # its kernel has fp8 conversions, which sm80 code cannot have
+    "sparse_decode": {STOCK: _function(_SPARSE, "rocm_sparse_attn_decode")},
+    "mhc_post": _mhc("mhc_post_tilelang"),
+    "mhc_pre_delayed": _mhc("mhc_pre_delayed_tilelang"),
+    "mhc_fused_post_pre_delayed": _mhc("mhc_fused_post_pre_delayed_tilelang"),
 }
 # op → function of 0.30's and 0.31's amd/rocm.py, a chain of PyTorch operations that synchronises
 _TORCH = {"combine": "combine_topk_swa_indices"}
@@ -45,7 +76,9 @@ class Provider:
     source: str = ""
 
 
-def providers(op: str, workloads: Any, parent: Path | None, torch_from: Path | None) -> list[Provider]:
+def providers(
+    op: str, workloads: Any, parent: Path | None, torch_from: Path | None, forced: bool = False
+) -> list[Provider]:
     """The overlay and its baselines for `op`, in the order of the result.
 
     Args:
@@ -53,14 +86,17 @@ def providers(op: str, workloads: Any, parent: Path | None, torch_from: Path | N
         workloads: its workloads module.
         parent: folder of the target's `vllm`; None measures without stock.
         torch_from: a 0.30 or 0.31 tree (or its `amd/rocm.py`) for the torch baseline, default the target.
+        forced: the card is no SM8x: then stock's Triton kernels are measured in Ampere code too.
     """
     torch_chain = _torch_provider(op, workloads, torch_from or parent) if op in _TORCH else None
     timings = ("graph", "events") if torch_chain and not torch_chain.problem else ("graph",)
     found = [Provider(OVERLAY, timings=timings)]
-    for name, symbol in _STOCK.get(op, {}).items():
+    for name, source in _STOCK.get(op, {}).items():
+        if name in (STOCK_SM80, NATIVE) and not forced:
+            continue
         try:
-            function, source = load_stock(parent, symbol)
-            found.append(Provider(name, adapt(function, workloads, name), source=source))
+            function, path = load(parent, source)
+            found.append(Provider(name, adapt(function, workloads, name), source=path))
         except Exception as error:
             found.append(Provider(name, problem=f"{type(error).__name__}: {error}"[:500]))
     return [*found, *([torch_chain] if torch_chain else [])]
@@ -75,70 +111,6 @@ def adapt(function: Callable[..., Any], workloads: Any, style: str) -> Callable[
         return function(**{name: value for name, value in arguments.items() if name in known})
 
     return call
-
-
-def layout_of(package: Path) -> str:
-    """The V4.1 folder below `package`/models.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    for layout in LAYOUTS:
-        if (package / "models" / layout).is_dir():
-            return layout
-    raise FileNotFoundError(f"{package} has no DeepSeek-V4.1")
-
-
-def load_stock(parent: Path | None, symbol: str) -> tuple[Callable[..., Any], str]:
-    """The target's own function, with the overlay switched off while its module is imported.
-
-    Raises:
-        ImportError: this vLLM cannot be imported here, or another one was.
-        Exception: whatever vLLM raises during its import.
-    """
-    if parent is None:
-        raise ImportError("no vLLM was named, so there is no stock function to measure")
-    name = f"vllm.models.{layout_of(parent / 'vllm')}"
-    if str(parent) not in sys.path:
-        sys.path.insert(0, str(parent))
-    with _overlay_off():
-        vllm = importlib.import_module("vllm")
-        if Path(str(vllm.__file__)).resolve().parent != (parent / "vllm").resolve():
-            raise ImportError(f"vllm came from {vllm.__file__}, not from {parent}")
-        module = _import_ops(name, parent)
-    function = getattr(module, symbol)
-    if hasattr(function, "__deepinfer__"):
-        raise ImportError(f"{symbol} is bound to the overlay although it is switched off")
-    return function, str(module.__file__)
-
-
-def _import_ops(name: str, parent: Path) -> types.ModuleType:
-    """`<name>.common.ops.cache_utils`, without the models that the package itself would import."""
-    module = f"{name}.common.ops.cache_utils"
-    if name not in sys.modules:
-        package = types.ModuleType(name)
-        package.__path__ = [str(parent.joinpath(*name.split(".")))]
-        sys.modules[name] = package
-        try:
-            return importlib.import_module(module)
-        except Exception:
-            # something there does need the whole package
-            for loaded in [key for key in sys.modules if f"{key}.".startswith(f"{name}.")]:
-                del sys.modules[loaded]
-    return importlib.import_module(module)
-
-
-@contextmanager
-def _overlay_off() -> Iterator[None]:
-    before = os.environ.get("DEEPINFER_DISABLE")
-    os.environ["DEEPINFER_DISABLE"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["DEEPINFER_DISABLE"]
-        else:
-            os.environ["DEEPINFER_DISABLE"] = before
 
 
 def _torch_provider(op: str, workloads: Any, tree: Path | None) -> Provider:

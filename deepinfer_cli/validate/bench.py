@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import datetime
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deepinfer_cli.detect.gpu import SERVED
 from deepinfer_cli.errors import FailedError, UnsupportedError
 from deepinfer_cli.overlay import payload
 from deepinfer_cli.validate import runner
+from deepinfer_cli.validate.baselines import NAMES
 from deepinfer_cli.validate.model import Level, Status
-from deepinfer_cli.validate.results import SCHEMA_VERSION, Row, commit
+from deepinfer_cli.validate.results import SCHEMA_VERSION, Row, commit, merge_environments
 from deepinfer_cli.validate.runner import Job, WorkerEnd
-from deepinfer_cli.validate.verify import code_name, forced_arch
+from deepinfer_cli.validate.verify import code_name, forced_arch, languages_of
 
-PROVIDERS = ("overlay", "stock", "stock-0.30-grid", "torch")
+PROVIDERS = NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Request:
         providers: which implementations.
         arch: forces this architecture's code on a newer card.
         timeout_s: for one case, the oracle and all implementations together.
+        max_smem: only kernel variants of at most so many bytes of shared memory.
     """
 
     payload_root: Path
@@ -42,6 +46,7 @@ class Request:
     providers: tuple[str, ...] = PROVIDERS
     arch: str | None = None
     timeout_s: float = runner.DEFAULT_TIMEOUT_S
+    max_smem: int | None = None
 
 
 def measure(
@@ -62,15 +67,16 @@ def measure(
     digest = payload.load(request.payload_root).digest
     environment: dict[str, Any] = {}
     rows: list[Row] = []
-    for op in request.ops:
-        job = _job(request, op, digest, forced)
-        for item in _events(job):
-            if "environment" in item:
-                environment |= {key: value for key, value in item["environment"].items() if value is not None}
-                continue
-            rows.append(item["row"])
-            if on_row is not None:
-                on_row(item["row"])
+    arch = forced or SERVED[tuple(found["gpu"]["capability"])]
+    with tempfile.TemporaryDirectory(prefix="deepinfer-") as cache:
+        for op in request.ops:
+            for item in _events(_job(request, op, digest, forced, arch, cache)):
+                if "environment" in item:
+                    environment = merge_environments(environment, item["environment"])
+                    continue
+                rows.append(item["row"])
+                if on_row is not None:
+                    on_row(item["row"])
     keys = ("gpu", "driver", "cuda", "torch", "triton", "tilelang", "vllm")
     ordered = {key: environment.get(key) for key in keys}
     extra = {key: value for key, value in environment.items() if key not in ordered}
@@ -105,14 +111,18 @@ def _require_gpu(request: Request, found: dict[str, Any]) -> str | None:
     return forced
 
 
-def _job(request: Request, op: str, digest: str, forced: str | None) -> Job:
+def _job(request: Request, op: str, digest: str, forced: str | None, arch: str, cache: str) -> Job:
     body = {
         "task": "bench", "level": Level.NUMERICS.value, "payload": str(request.payload_root), "digest": digest,
-        "op": op, "force_arch": forced, "providers": list(request.providers),
+        "op": op, "force_arch": forced, "arch": arch, "providers": list(request.providers),
+        "languages": list(languages_of(request.payload_root, op)), "max_smem": request.max_smem,
         "parent": str(request.parent) if request.parent else None,
         "torch_from": str(request.torch_from) if request.torch_from else None,
     }  # fmt: skip
-    return Job(request.python, body, timeout_s=request.timeout_s)
+    # what TileLang compiled can only be told while it does
+    fresh = ("TILELANG_CACHE_DIR",)
+    env = runner.shared_caches(cache)
+    return Job(request.python, body, env, timeout_s=request.timeout_s, fresh=fresh)
 
 
 def _events(job: Job) -> Iterable[dict[str, Any]]:
@@ -154,5 +164,6 @@ def _dead_row(job: Job, running: dict[str, Any], end: WorkerEnd) -> Row:
     return {
         "op": job.request["op"], "case": running["params"], "provider": "overlay", "codegen": "native",
         "timing": "graph", "latency_us": None, "bytes": None, "flops": None, "ceiling_fraction": None,
-        "status": end.status.value, "reason": f"{end.reason}: {end.stderr[-300:]}",
+        "status": end.status.value, "arch": job.request["arch"], "ceiling": "copy",
+        "reason": f"{end.reason}: {end.stderr[-300:]}",
     }  # fmt: skip

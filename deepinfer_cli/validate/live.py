@@ -8,7 +8,7 @@ request is one JSON document on stdin:
     layout    V4.1's folder, such as `deepseek_v41`
     modules   hooked modules to import by name. `amd.rocm` starts CUDA: list it only where that is wanted
     also      other modules to import, so that what they hold is looked at; may be left out
-    expect    ops that must be bound
+    expect    ops that must be bound; those that replace nothing in vLLM are not looked for
     skipped   ops that the install left to stock
     mode      `bound`, or `stock`: nothing may be bound (run with DEEPINFER_DISABLE=1)
 
@@ -18,7 +18,8 @@ check fails:
     ok            no problem and no error
     vllm_file, payload_file, report    what was imported, and `deepinfer_sm80.report()`; null where not reached
     importers     {module, symbol, same}: each loaded module that holds one of the names, and whether it is the
-                  object it must be (ours for a bound op, stock's for any other)
+                  object it must be (ours for a bound op, stock's for any other); outside V4.1 and `vllm.v1`, where
+                  other functions have the same names, each that holds ours or what ours replaced
     problems      sentences; what is bound wrongly
     error         null, or {kind, message, stage}: stage `import` (this vLLM cannot be imported here, which says
                   nothing about the overlay), `bind` (the overlay refused, or is missing), `check`
@@ -141,7 +142,8 @@ def _missing(request: dict[str, Any], report: dict[str, Any], bindings: Any) -> 
         return
     left = set(request.get("skipped", ())) | set(report["disabled_ops"])
     bound = {one["op"] for one in report["bound"]}
-    yield from (f"op {op} is not bound" for op in sorted(set(request.get("expect", ())) - bound - left))
+    expected = set(request.get("expect", ())) & set(bindings.OPS)
+    yield from (f"op {op} is not bound" for op in sorted(expected - bound - left))
     yield from (f"op {op} is bound, though it should be left to stock" for op in sorted(left & bound))
     done = {(one["module"], one["symbol"]) for one in report["bound"]}
     for module in request.get("modules", ()):
@@ -151,14 +153,18 @@ def _missing(request: dict[str, Any], report: dict[str, Any], bindings: Any) -> 
 
 
 def _importers(layout: str, bound: list[dict[str, str]], bindings: Any) -> Iterator[dict[str, Any]]:
-    """Every loaded module of V4.1 and of `vllm.v1` that holds one of the names we replace."""
+    """Every loaded module that holds one of the names we replace; of methods, the class that was bound."""
     symbols = {one.symbol for group in bindings.ALL.values() for one in group if "." not in one.symbol}
-    held_now = [(one["symbol"], getattr(sys.modules[one["module"]], one["symbol"])) for one in bound]
+    held_now = [(one["symbol"], _held(sys.modules[one["module"]], one["symbol"])) for one in bound]
     replaced = {symbol for symbol, _ in held_now}
     # something may have put stock's back after the hook ran
     ours = [(symbol, value) for symbol, value in held_now if bindings.is_ours(value)]
+    for one in bound:
+        if "." in one["symbol"]:
+            value = _held(sys.modules[one["module"]], one["symbol"])
+            yield {**_named(one["module"], one["symbol"]), "same": bindings.is_ours(value)}
     for name, module in sorted(sys.modules.items()):
-        if not f"{name}.".startswith((f"vllm.models.{layout}.", "vllm.v1.")):
+        if not name.startswith("vllm.") or f"{name}.".startswith(f"{PAYLOAD}."):
             continue
         held = getattr(module, "__dict__", {})
         for symbol in sorted(symbols & held.keys()):
@@ -166,7 +172,20 @@ def _importers(layout: str, bound: list[dict[str, str]], bindings: Any) -> Itera
                 same = any(held[symbol] is value for known, value in ours if known == symbol)
             else:
                 same = not bindings.is_ours(held[symbol])
-            yield {"module": name, "symbol": symbol, "same": same}
+            stock = any(held[symbol] is value.__deepinfer__["stock"] for _, value in ours)
+            own = f"{name}.".startswith((f"vllm.models.{layout}.", "vllm.v1."))
+            if own or stock or bindings.is_ours(held[symbol]):
+                yield {**_named(name, symbol), "same": same}
+
+
+def _held(module: Any, symbol: str) -> Any:
+    for part in symbol.split("."):
+        module = getattr(module, part)
+    return module
+
+
+def _named(module: str, symbol: str) -> dict[str, Any]:
+    return {"module": module, "symbol": symbol}
 
 
 if __name__ == "__main__":

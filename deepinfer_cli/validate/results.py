@@ -68,12 +68,20 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def key(row: Row) -> str:
-    """What makes two rows the same measurement."""
-    return json.dumps([row[name] for name in _KEY], sort_keys=True)
+    """What makes two rows the same measurement; a baseline is measured once for each architecture of the overlay."""
+    arch = None if row["provider"] == "overlay" else row.get("arch")
+    return json.dumps([*(row[name] for name in _KEY), arch], sort_keys=True)
+
+
+def group(row: Row) -> tuple[str, str | None, int | None]:
+    """The part of a file that one run replaces: op, the overlay's architecture, limit on shared memory."""
+    return row["op"], row.get("arch"), row["case"].get("max_smem")
 
 
 def merge(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
-    """`old` with the rows of every op that `new` measured replaced.
+    """`old` with the rows of every group (see `group`) that `new` measured replaced.
+
+    So the code of several architectures, and what fits a limit on shared memory, can stand in one file.
 
     Raises:
         FailedError: they were measured in different environments or on different overlays, so they are no one result.
@@ -89,10 +97,19 @@ def merge(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
                 code="environment-differs",
                 hint="write to a new file",
             )
-    ops = {row["op"] for row in new["rows"]}
-    kept = [row for row in old["rows"] if row["op"] not in ops]
-    known = {name: value for name, value in new["environment"].items() if value is not None}
-    return {**new, "environment": old["environment"] | known, "rows": kept + new["rows"]}
+    measured = {group(row) for row in new["rows"]}
+    kept = [row for row in old["rows"] if group(row) not in measured]
+    environment = merge_environments(old["environment"], new["environment"])
+    return {**new, "environment": environment, "rows": kept + new["rows"]}
+
+
+def merge_environments(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """What is known of a machine after a second look; `mma_tflops` keeps the architectures of both."""
+    merged = old | {name: value for name, value in new.items() if value is not None}
+    both = [one["mma_tflops"] for one in (old, new) if isinstance(one.get("mma_tflops"), dict)]
+    if both:
+        merged["mma_tflops"] = {arch: rate for rates in both for arch, rate in rates.items()}
+    return merged
 
 
 def _part(environment: dict[str, Any], name: str) -> Any:
@@ -130,11 +147,11 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[Change], lis
 
 
 def speedup(rows: Iterable[Row], row: Row, provider: str) -> float | None:
-    """How many times faster than `provider` the overlay's `row` is: same op, case and timing, both measured."""
+    """How many times faster than `provider` the overlay's `row` is: same op, case and timing, in the same run."""
     if not row["latency_us"]:
         return None
     for other in rows:
-        same = all(other[name] == row[name] for name in ("op", "case", "timing"))
+        same = all(other.get(name) == row.get(name) for name in ("op", "case", "timing", "arch"))
         if same and other["provider"] == provider and other["latency_us"]:
             return float(other["latency_us"]["p50"] / row["latency_us"]["p50"])
     return None

@@ -27,6 +27,14 @@ _CLEARED = (
     "DEEPINFER_DISABLE", "DEEPINFER_DISABLE_OPS", "DEEPINFER_FORCE_ARCH",
 )  # fmt: skip
 
+# variables that name the folder of a compile cache
+CACHES = ("TRITON_CACHE_DIR", "TILELANG_CACHE_DIR")
+
+
+def shared_caches(folder: str) -> dict[str, str]:
+    """Variables that let several workers share the compile caches in `folder`; the user's own come first."""
+    return {name: folder for name in CACHES if name not in os.environ}
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -38,6 +46,7 @@ class Job:
         env: variables added to this process's.
         timeout_s: for one case; start-up (imports, compiling) has as long again.
         path: folders put in front of the worker's `PYTHONPATH`.
+        fresh: compile caches (of `CACHES`) that begin empty, whatever the user has set.
     """
 
     python: Path
@@ -45,6 +54,7 @@ class Job:
     env: dict[str, str] = field(default_factory=dict)
     timeout_s: float = DEFAULT_TIMEOUT_S
     path: tuple[Path, ...] = ()
+    fresh: tuple[str, ...] = ()
 
     @property
     def level(self) -> Level:
@@ -112,7 +122,7 @@ def events(
     if job.path:
         env["PYTHONPATH"] = os.pathsep.join([*map(str, job.path), *filter(None, [env.get("PYTHONPATH")])])
     with tempfile.TemporaryDirectory(prefix="deepinfer-") as folder, tempfile.TemporaryFile() as stderr:
-        env.setdefault("TRITON_CACHE_DIR", folder)
+        env.update({name: folder for name in CACHES if name in job.fresh or name not in env})
         process = crew.start(
             [str(job.python), str(WORKER)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=env, start_new_session=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -66,6 +67,7 @@ class _Run:
     request: Request
     digest: str
     ops: tuple[str, ...]
+    caches: dict[str, str]
     found: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -75,7 +77,7 @@ class _Run:
             "op": op, "suite": self.request.suite, "archs": list(self.request.archs),
             "max_smem": self.request.max_smem, **more,
         }  # fmt: skip
-        return runner.Job(self.request.python, body, env, self.request.timeout_s)
+        return runner.Job(self.request.python, body, self.caches | env, self.request.timeout_s)
 
     def languages(self, op: str) -> tuple[str, ...]:
         """What the op's kernels are written in."""
@@ -111,8 +113,14 @@ def verify(request: Request, on_event: OnEvent | None = None) -> VerifyReport:
         UsageError: an op or a case that the payload does not have.
         FailedError: the payload changed meanwhile.
     """
-    began = time.perf_counter()
-    run = _Run(request, payload.load(request.payload_root).digest, _chosen_ops(request))
+    digest, ops = payload.load(request.payload_root).digest, _chosen_ops(request)
+    # ops share kernels
+    with tempfile.TemporaryDirectory(prefix="deepinfer-") as folder:
+        return _verify(_Run(request, digest, ops, runner.shared_caches(folder)), on_event)
+
+
+def _verify(run: _Run, on_event: OnEvent | None) -> VerifyReport:
+    began, request = time.perf_counter(), run.request
     levels = request.levels or tuple(Level)
     if any(level is not Level.STATIC for level in levels):
         run.found = runner.probe(request.python)

@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.kernels
 pytest.importorskip("torch")
 
-from deepinfer_cli.validate import baselines, bench_worker  # noqa: E402
+from deepinfer_cli.validate import baselines, bench_worker, stock  # noqa: E402
 from deepinfer_cli.validate.compare import compare_outputs  # noqa: E402
 from deepinfer_cli.validate.model import Status  # noqa: E402
 from deepinfer_cli.validate.numerics import workloads_of  # noqa: E402
@@ -68,8 +68,8 @@ def dequantize_and_gather_k_cache(out, seq_lens, use_fnuz=False):
 _LOAD = """
 import os, sys
 from pathlib import Path
-from deepinfer_cli.validate import baselines
-function, source = baselines.load_stock(Path(sys.argv[1]), "dequantize_and_gather_k_cache")
+from deepinfer_cli.validate import baselines, stock
+function, source = stock.load(Path(sys.argv[1]), baselines._STOCK["gather"]["stock"])
 module = sys.modules[function.__module__]
 print(function(1, 2)[0], module.SWITCH, os.environ.get("DEEPINFER_DISABLE"), source == module.__file__)
 """
@@ -102,11 +102,141 @@ def test_our_own_function_is_never_measured_as_stock(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     monkeypatch.setattr(sys, "path", list(sys.path))
     ours = types.SimpleNamespace(symbol=lambda: None, __file__="cache_utils.py")
-    monkeypatch.setattr(baselines, "_import_ops", lambda name, parent: ours)
-    assert baselines.load_stock(tmp_path, "symbol")[0] is ours.symbol
+    monkeypatch.setattr(stock, "import_alone", lambda name, hollow, parent: ours)
+    source = stock.Source("vllm.models.{layout}.x", "symbol")
+    assert stock.load(tmp_path, source)[0] is ours.symbol
     ours.symbol.__deepinfer__ = {"op": "gather"}
     with pytest.raises(ImportError, match="bound to the overlay"):
-        baselines.load_stock(tmp_path, "symbol")
+        stock.load(tmp_path, source)
+
+
+_SPARSE = """
+from vllm.utils.torch_utils import direct_register_custom_op
+CACHE = {}
+
+def build_ragged_indices_from_dense(indices):
+    CACHE[indices] = True
+    return sorted(CACHE)
+
+direct_register_custom_op("wo_a", build_ragged_indices_from_dense)
+"""
+_TORCH_UTILS = """
+OPS = []
+
+def direct_register_custom_op(name, function):
+    if name in OPS:
+        raise RuntimeError(f"{name} is registered twice")
+    OPS.append(name)
+"""
+_PLATFORMS = """
+class Cuda:
+    @classmethod
+    def is_arch_support_pdl(cls):
+        return True
+
+current_platform = Cuda()
+"""
+_KERNELS = """
+from vllm.platforms import current_platform
+PDL = current_platform.is_arch_support_pdl()
+"""
+_WARMUP = """
+from vllm.model_executor.kernels.mhc.tilelang_kernels import PDL
+from vllm.utils.deep_gemm import is_deep_gemm_supported
+SPLITS = 16 if is_deep_gemm_supported() else 1
+"""
+_MHC = """
+def mhc_post_tilelang(x, residual):
+    from vllm.model_executor.kernels.mhc.tilelang_kernels import PDL
+    from vllm.model_executor.kernels.mhc.warmup import SPLITS
+    from vllm.utils.deep_gemm import is_deep_gemm_supported
+    return x, PDL, SPLITS, is_deep_gemm_supported()
+"""
+
+
+@pytest.fixture
+def fake_stock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A vLLM with the modules that baselines come from; importing the mHC package itself is an error."""
+    files = {
+        "__init__.py": "", "utils/__init__.py": "", "utils/torch_utils.py": _TORCH_UTILS, "platforms.py": _PLATFORMS,
+        "utils/deep_gemm.py": "def is_deep_gemm_supported():\n    return True\n",
+        "v1/__init__.py": "", "v1/attention/__init__.py": "", "v1/attention/ops/__init__.py": "",
+        "v1/attention/ops/rocm_aiter_mla_sparse.py": _SPARSE,
+        "model_executor/__init__.py": "", "model_executor/kernels/__init__.py": "",
+        "model_executor/kernels/mhc/__init__.py": "raise SystemExit('every backend was imported')",
+        "model_executor/kernels/mhc/tilelang.py": _MHC, "model_executor/kernels/mhc/tilelang_kernels.py": _KERNELS,
+        "model_executor/kernels/mhc/warmup.py": _WARMUP,
+    }  # fmt: skip
+    for name, text in files.items():
+        path = tmp_path / "vllm" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(stock.Mhc, "_copies", {})
+    yield tmp_path
+    for name in [name for name in sys.modules if name == "vllm" or name.startswith("vllm.")]:
+        del sys.modules[name]
+
+
+def test_sm80_code_comes_from_a_copy_whose_kernels_nothing_else_has_compiled(fake_stock: Path):
+    sources = baselines._STOCK["ragged"]
+    plain, _path = stock.load(fake_stock, sources["stock"])
+    copy, path = stock.load(fake_stock, sources["stock-sm80"])
+    assert plain("a") == ["a"] and copy("b") == ["b"]
+    assert path.endswith("rocm_aiter_mla_sparse.py")
+    registered = sys.modules["vllm.utils.torch_utils"]
+    assert registered.OPS == ["wo_a"]
+    with pytest.raises(RuntimeError, match="registered twice"):
+        registered.direct_register_custom_op("wo_a", None)
+
+
+def test_mhc_takes_the_path_of_an_ampere_card_and_that_of_this_one(fake_stock: Path):
+    sources = baselines._STOCK["mhc_post"]
+    ampere, _path = stock.load(fake_stock, sources["stock"])
+    native, _path = stock.load(fake_stock, sources["stock-native"])
+    again, _path = stock.load(fake_stock, sources["stock"])
+    for _ in range(2):
+        assert ampere(1, 2) == again(1, residual=2) == (1, False, 1, False)
+        assert native(1, 2) == (1, True, 16, True)
+    # afterwards vLLM is as it was
+    assert sys.modules["vllm.platforms"].current_platform.is_arch_support_pdl()
+    assert sys.modules["vllm.utils.deep_gemm"].is_deep_gemm_supported()
+    assert "vllm.model_executor.kernels.mhc.warmup" not in sys.modules
+    call = baselines.adapt(ampere, types.SimpleNamespace(call_kwargs=lambda inputs, style: inputs), "stock")
+    assert call(x=5, residual=6, unknown=7)[0] == 5
+
+
+def test_forced_code_adds_the_baselines_in_that_code(fake_stock: Path):
+    workloads = types.SimpleNamespace(call_kwargs=lambda inputs, style: inputs)
+    names = {
+        (op, forced): [item.name for item in baselines.providers(op, workloads, fake_stock, None, forced)]
+        for op in ("sparse_prefill", "sparse_decode", "mhc_pre_delayed", "mhc_post_with_sqrsum")
+        for forced in (False, True)
+    }
+    assert names == {
+        ("sparse_prefill", False): ["overlay", "stock"],
+        ("sparse_prefill", True): ["overlay", "stock", "stock-sm80"],
+        ("sparse_decode", False): ["overlay", "stock"],
+        ("sparse_decode", True): ["overlay", "stock"],
+        ("mhc_pre_delayed", False): ["overlay", "stock"],
+        ("mhc_pre_delayed", True): ["overlay", "stock", "stock-native"],
+        # no release has such a function
+        ("mhc_post_with_sqrsum", False): ["overlay"],
+        ("mhc_post_with_sqrsum", True): ["overlay"],
+    }
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("version", ["0.30.0", "0.31.0", "0.32.0", "0.33.0"])
+def test_every_baseline_is_in_every_release(real_release, version):
+    import ast
+
+    root = real_release(version)
+    for sources in baselines._STOCK.values():
+        for source in sources.values():
+            name = source.module.format(layout=stock.layout_of(root / "vllm"))
+            tree = ast.parse(root.joinpath(*name.split(".")).with_suffix(".py").read_text(encoding="utf-8"))
+            assert source.symbol in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
 def test_without_a_vllm_the_stock_rows_say_so():
@@ -142,13 +272,14 @@ def test_a_red_provider_is_never_timed():
         indices, lens = workloads.reference.combine(**arguments)
         return indices, lens + 1
 
-    status, reason = bench_worker.check(workloads, case, inputs, baselines.Provider("stock", wrong))
+    want = workloads.expected(case, inputs)
+    status, reason = bench_worker.check(workloads, case, inputs, baselines.Provider("stock", wrong), want)
     assert status is Status.FAILED and reason.startswith("lens:")
 
     def unhappy(**_arguments):
         raise RuntimeError("no")
 
-    outcome = bench_worker.check(workloads, case, inputs, baselines.Provider("stock", unhappy))
+    outcome = bench_worker.check(workloads, case, inputs, baselines.Provider("stock", unhappy), want)
     assert outcome == (Status.RUNTIME_ERROR, "RuntimeError: no")
     right = baselines.Provider("stock", workloads.reference.combine)
-    assert bench_worker.check(workloads, case, inputs, right) == (Status.PASSED, "")
+    assert bench_worker.check(workloads, case, inputs, right, want) == (Status.PASSED, "")

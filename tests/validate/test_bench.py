@@ -107,11 +107,31 @@ def test_the_table_has_latency_speed_up_and_share_of_the_ceiling(case_payload, m
     found = _run(monkeypatch, case_payload, measured, output=output)
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == [
-        "Op", "Case", "Provider", "Code", "Timing", "Latency (us)", "p20-p80 (us)", "vs stock", "GB/s", "Ceiling", "Status",
+        "Op", "Case", "Provider", "Code", "Timing", "Latency (us)", "p20-p80 (us)", "vs stock", "GB/s", "TFLOP/s",
+        "Ceiling", "Status",
     ]  # fmt: skip
-    assert lines[1] == ["gather", "tokens=49152", "overlay", "sm80", "graph", "20.0", "20.0-20.0", "5.00x", "0", "50 %", "PASSED"]  # fmt: skip
+    assert lines[1] == ["gather", "tokens=49152", "overlay", "sm80", "graph", "20.0", "20.0-20.0", "5.00x", "0", "-", "50 % of copy", "PASSED"]  # fmt: skip
     assert lines[2][7] == "-"
     assert found.exit_code == ExitCode.OK and results.read(output) == measured
+
+
+def test_what_multiplies_shows_its_rate_and_the_ceiling_that_binds(case_payload, monkeypatch, capsys):
+    measured = result(row(flops=4_000_000_000, ceiling="mma"), mma_tflops={"sm80": 422.0, "sm86": 401.5})
+    _run(monkeypatch, case_payload, measured)
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[1].split("\t")[8:] == ["200.0", "50 % of mma", "PASSED"]
+    assert "mma_tflops 422.0 (sm80)/401.5 (sm86)" in captured.err
+
+
+def test_a_limit_on_shared_memory_reaches_the_worker(case_payload, monkeypatch):
+    _feed(monkeypatch, [ENVIRONMENT, PLAN, *_case("a", row()), runner.WorkerEnd(Status.PASSED)])
+    jobs = []
+    monkeypatch.setattr(bench, "_events", lambda job: jobs.append(job) or [])
+    bench.measure(_request(case_payload, max_smem=49152))
+    (job,) = jobs
+    assert (job.request["max_smem"], job.request["arch"], job.request["force_arch"]) == (49152, "sm80", None)
+    # what TileLang compiled is only seen while it does
+    assert job.fresh == ("TILELANG_CACHE_DIR",)
 
 
 def test_a_regression_is_exit_1_and_names_the_case(case_payload, monkeypatch, capsys, tmp_path):

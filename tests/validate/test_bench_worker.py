@@ -11,10 +11,12 @@ from types import SimpleNamespace  # noqa: E402
 
 from deepinfer_cli.validate import bench_worker, numerics, timing  # noqa: E402
 from deepinfer_cli.validate.baselines import Provider  # noqa: E402
+from deepinfer_cli.validate.ceiling import Roofs  # noqa: E402
 from deepinfer_cli.validate.numerics import workloads_of  # noqa: E402
 
 KEYS = [
-    "op", "case", "provider", "codegen", "timing", "latency_us", "bytes", "flops", "ceiling_fraction", "status",
+    "op", "case", "provider", "codegen", "timing", "latency_us", "bytes", "flops", "ceiling_fraction", "status", "arch",
+    "ceiling",
 ]  # fmt: skip
 COMBINE = workloads_of("combine")
 ORACLE = COMBINE.reference.combine
@@ -44,12 +46,13 @@ def timed(monkeypatch: pytest.MonkeyPatch):
     return results
 
 
-def _rows(monkeypatch: pytest.MonkeyPatch, *providers: Provider, seen: str = "sm80"):
+def _rows(monkeypatch: pytest.MonkeyPatch, *providers: Provider, seen: str = "sm80", max_smem=None):
     case = next(case for case in COMBINE.cases("smoke") if case.name == "two-requests")
     inputs = COMBINE.make_inputs(case, "cpu") | {"out": None}
     monkeypatch.setattr(bench_worker, "bench_inputs", lambda workloads, case: inputs)
     codegen = bench_worker.Codegen("sm80", {"overlay": {seen}, "baseline": {"native"}})
-    rows = bench_worker.bench_case(COMBINE, case, list(providers), codegen, copy=1e12)
+    session = bench_worker.Session(COMBINE, codegen, Roofs(1e12), "sm80", max_smem)
+    rows = bench_worker.bench_case(session, case, list(providers))
     return rows, ORACLE(**inputs)[1].sum().item()
 
 
@@ -71,6 +74,38 @@ def test_a_row_has_the_keys_of_the_schema_and_a_red_provider_no_latency(timed, m
     assert rows[0]["ceiling_fraction"] == round(rows[0]["bytes"] / 10e-6 / 1e12, 4)
     # two timers of ours, and nothing of the one that is wrong
     assert len(timed) == 2 * timing.ROUNDS and set(timed) == {right}
+
+
+def test_a_limit_on_shared_memory_is_a_part_of_the_case(timed, monkeypatch):
+    rows, _right = _rows(monkeypatch, Provider("overlay", ORACLE), Provider("stock", ORACLE), max_smem=49152)
+    assert [row["case"]["max_smem"] for row in rows] == [49152, 49152]
+
+
+@pytest.mark.parametrize(
+    ("moved", "flops", "ceiling", "seconds"),
+    [(10**9, 0, "copy", 1e-3), (10**9, 10**12, "mma", 4e-3), (10**9, 10**11, "copy", 1e-3)],
+)
+def test_the_roof_that_takes_longer_is_the_ceiling(moved, flops, ceiling, seconds):
+    assert Roofs(1e12, 2.5e14).binding(moved, flops) == (ceiling, pytest.approx(seconds))
+    assert Roofs(1e12).binding(moved, flops)[0] == "copy"
+
+
+def test_only_an_output_that_the_op_can_make_itself_is_left_to_it(monkeypatch):
+    def needs(q, out):
+        pass
+
+    def may(q, out=None):
+        pass
+
+    workloads = SimpleNamespace(OP="x", make_inputs=lambda case, device: {"q": 1, "out": 2})
+    for function, want in ((needs, 2), (may, None)):
+        monkeypatch.setattr(bench_worker, "op_function", lambda op, function=function: function)
+        assert bench_worker.bench_inputs(workloads, None)["out"] == want
+
+
+@pytest.mark.parametrize("op", ["gather", "combine", "ragged"])
+def test_the_public_function_of_an_op_is_found(op):
+    assert bench_worker.op_function(op).__name__ in (op, f"build_{op}")
 
 
 def test_overlay_code_of_another_architecture_gets_no_row(timed, monkeypatch):

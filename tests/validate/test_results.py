@@ -47,6 +47,34 @@ def test_a_ratio_is_only_made_between_rows_of_equal_timing_and_case():
     )
 
 
+def test_a_ratio_is_only_made_within_one_run():
+    ours = row(codegen="sm86", arch="sm86")
+    rows = [ours, row(provider="stock", p50=100.0, arch="sm80"), row(provider="stock", p50=60.0, arch="sm86")]
+    assert results.speedup(rows, ours, "stock") == 3.0
+    assert len({results.key(item) for item in rows}) == 3
+    # an overlay row says by its code alone what it is, so that files without `arch` compare
+    assert results.key(row(arch="sm80")) == results.key(row())
+
+
+def test_architectures_and_limits_stand_side_by_side_in_one_file():
+    small = {"tokens": 49152, "max_smem": 49152}
+    old = result(
+        row(arch="sm80"), row(arch="sm80", case=small), copy_gb_per_s=4000.0, mma_tflops={"sm80": 422.0}
+    )
+    new = result(row(arch="sm86", codegen="sm86"), copy_gb_per_s=4100.0, mma_tflops={"sm86": 400.0})
+    merged = results.merge(old, new)
+    assert [(item["arch"], item["case"].get("max_smem")) for item in merged["rows"]] == [
+        ("sm80", None),
+        ("sm80", 49152),
+        ("sm86", None),
+    ]
+    assert merged["environment"]["mma_tflops"] == {"sm80": 422.0, "sm86": 400.0}
+    assert merged["environment"]["copy_gb_per_s"] == 4100.0
+    again = results.merge(merged, result(row(arch="sm80", case=small, p50=1.0)))
+    assert [item["latency_us"]["p50"] for item in again["rows"]] == [20.0, 20.0, 1.0]
+    assert again["environment"]["mma_tflops"] == {"sm80": 422.0, "sm86": 400.0}
+
+
 def test_merging_replaces_the_ops_that_were_measured_again():
     old = result(row(p50=30.0), row("combine", 96))
     merged = results.merge(old, result(row(p50=20.0), vllm="0.33.0"))

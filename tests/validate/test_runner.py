@@ -134,6 +134,27 @@ def test_the_callers_switches_do_not_reach_a_worker(
     assert {name: told.get(name) for name in switches} == dict.fromkeys(switches) | {"TRITON_INTERPRET": "2"}
 
 
+def test_compile_caches_begin_empty_unless_the_user_has_some(fake_job, tmp_path: Path, monkeypatch):
+    script = tmp_path / "telling worker"
+    tell = "import json, os; print(json.dumps({'event': 'env', 'env': dict(os.environ)}))"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{tell}"\n')
+    script.chmod(0o755)
+    job = dataclasses.replace(fake_job("a"), python=script)
+
+    def told(**changes):
+        env = next(iter(runner.events(dataclasses.replace(job, **changes))))["env"]
+        return [env[name] for name in runner.CACHES]
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/mine")
+    monkeypatch.delenv("TILELANG_CACHE_DIR", raising=False)
+    assert told()[0] == "/mine" and "deepinfer-" in told()[1]
+    assert runner.shared_caches("/shared") == {"TILELANG_CACHE_DIR": "/shared"}
+    assert told(env=runner.shared_caches("/shared")) == ["/mine", "/shared"]
+    monkeypatch.setenv("TILELANG_CACHE_DIR", "/mine")
+    assert told() == ["/mine", "/mine"]
+    assert told(fresh=("TILELANG_CACHE_DIR",))[1] != "/mine"
+
+
 def test_what_start_up_files_print_is_no_event(fake_job, tmp_path: Path):
     (tmp_path / "sitecustomize.py").write_text("print('welcome'); print('{}'); print(3)\n")
     job = dataclasses.replace(fake_job("good"), path=(tmp_path,))
