@@ -18,6 +18,31 @@ CACHE_UTILS = "models/{layout}/common/ops/cache_utils.py"
 ROCM = "models/{layout}/amd/rocm.py"
 ATTENTION = "models/{layout}/attention.py"
 
+# the real manifest's ops, and the modules of the real releases that get a hook block
+OPS = (
+    "gather",
+    "combine",
+    "ragged",
+    "sparse_prefill",
+    "sparse_decode",
+    "mhc_post",
+    "mhc_post_with_sqrsum",
+    "mhc_pre_delayed",
+    "mhc_fused_post_pre_delayed",
+)
+SHARED_HOOKS = (
+    "model_executor/kernels/mhc/tilelang.py",
+    "model_executor/kernels/mhc/warmup.py",
+    "v1/attention/ops/rocm_aiter_mla_sparse.py",
+)
+
+
+def hooked_paths(version: str, layout: str = "deepseek_v41") -> list[str]:
+    """What an install edits in a real release, sorted, from the folder above `vllm` on."""
+    own = [CACHE_UTILS, *([ROCM] if version in ("0.30.0", "0.31.0") else [])]
+    return sorted(f"vllm/{name.replace('{layout}', layout)}" for name in (*own, *SHARED_HOOKS))
+
+
 # module → source, for the newest fake release; 0.30.0 also has a rocm.py with a combiner of its own
 SOURCES = {
     "__init__.py": '"""A small stand-in."""\n',

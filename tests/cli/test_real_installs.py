@@ -14,7 +14,7 @@ import pytest
 from deepinfer_cli.overlay import payload as payloads
 from tests.cli.conftest import Cli, Run
 from tests.conftest import RELEASES, git, snapshot
-from tests.fakes import rewrite
+from tests.fakes import OPS, hooked_paths, rewrite
 
 pytestmark = pytest.mark.release
 PATCHES = Path(__file__).parents[2] / "patches"
@@ -148,12 +148,10 @@ def test_the_fork_layout(cli: Cli, real_release: Release, version: str) -> None:
     run = done(install(cli, site))
     assert f"supported (vLLM {version})" in run.out
     status = cli("status", "--target", site, "--json").document["data"]
-    assert (status["state"], status["ops"]) == ("installed", ["gather", "combine"])
-    hooked = {path for path in models.rglob("*.py") if b"_deepinfer_bind" in path.read_bytes()}
-    assert hooked == {
-        models / "deepseek_v4_1" / name
-        for name in ("common/ops/cache_utils.py", *(["amd/rocm.py"] if version == "0.30.0" else []))
-    }
+    assert (status["state"], status["ops"]) == ("installed", list(OPS))
+    files = [path for path in (site / "vllm").rglob("*.py") if "deepinfer_sm80" not in path.parts]
+    hooked = {path.relative_to(site).as_posix() for path in files if b"_deepinfer_bind" in path.read_bytes()}
+    assert hooked == set(hooked_paths(version, "deepseek_v4_1"))
     done(cli("verify", "--target", site, "--level", "static"))
     done(cli("rollback", "--target", site, "--yes"))
     assert snapshot(site) == start
@@ -188,7 +186,8 @@ def test_a_git_checkout(cli: Cli, real_release: Release) -> None:
     start = snapshot(site, ignore=(".git",))
     done(install(cli, site))
     changes = git(site, "status", "--porcelain").stdout.splitlines()
-    assert sorted(changes) == [f" M {CACHE_UTILS}", "?? vllm/deepinfer_sm80/"]
+    edited = [f" M {path}" for path in hooked_paths("0.33.0")]
+    assert sorted(changes) == [*edited, "?? vllm/deepinfer_sm80/"]
     status = cli("status", "--target", site, "--json").document["data"]
     assert (status["state"], status["target"]["kind"]) == ("installed", "checkout")
     assert (site / ".git" / "deepinfer" / "record.json").is_file()

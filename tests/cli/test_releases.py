@@ -12,8 +12,10 @@ from pathlib import Path
 import deepinfer_sm80
 import pytest
 
+from deepinfer_cli.render import joined
 from tests.cli.conftest import Cli
 from tests.conftest import RELEASES, snapshot
+from tests.fakes import OPS
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,11 +32,11 @@ def test_install_status_rollback_gives_back_every_byte(
     assert f"supported (vLLM {version})" in run.out
     status = cli("status", "--target", site, "--json").document
     assert status["data"]["state"] == "installed"
-    assert status["data"]["ops"] == ["gather", "combine"]
+    assert status["data"]["ops"] == list(OPS)
     for path in site.rglob("*.py"):
         compile(path.read_bytes(), path, "exec", dont_inherit=True)
     again = cli("install", "--target", site, "--arch", "sm80", "--yes")
-    assert again.out == f"already installed: overlay {deepinfer_sm80.__version__}, gather and combine\n"
+    assert again.out == f"already installed: overlay {deepinfer_sm80.__version__}, {joined(OPS)}\n"
     verify = cli("verify", "--target", site, "--level", "static")
     assert verify.code == 0, verify.out + verify.err
     back = cli("rollback", "--target", site, "--yes")

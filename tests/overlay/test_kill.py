@@ -20,6 +20,7 @@ from deepinfer_cli.overlay import engine, hook, manifest, payload, undo
 from deepinfer_cli.overlay.manifest import Manifest
 from deepinfer_cli.overlay.payload import Payload
 from tests.conftest import FakeVllm, snapshot
+from tests.fakes import hooked_paths
 from tests.overlay.conftest import Bench
 
 Payloads = Callable[..., Payload]
@@ -241,7 +242,7 @@ def bind_as_the_hooks_do(bench: Bench, major: int) -> int:
         )
         sys.modules.update({"vllm": stub, "vllm.platforms": platforms})
         importlib.invalidate_caches()
-        for path in (bench.vllm.cache_utils, bench.vllm.rocm):
+        for path in (bench.site / name for name in hooked_paths("0.30.0")):
             content = path.read_bytes()
             ast.parse(content)
             block = content[len(hook.strip(content)) :]
@@ -277,12 +278,13 @@ def test_a_half_overlay_of_a_real_release_imports_and_never_serves(
         for number, step in enumerate(names)
         if step.startswith("replace ") and "deepinfer_sm80" not in step
     ]
-    assert len(hooks) == 2
+    hooked_files = [site / path for path in hooked_paths("0.30.0")]
+    assert len(hooks) == len(hooked_files) == 5
     refused = 0
     for number in sorted({*range(0, len(names), 6), *hooks, *(number + 1 for number in hooks)}):
         reset()
         assert in_child(run, kill_at=number) == -signal.SIGKILL
-        hooked = any(hook.find(path.read_bytes()) for path in (bench.vllm.cache_utils, bench.vllm.rocm))
+        hooked = any(hook.find(path.read_bytes()) for path in hooked_files)
         journal = (bench.state_dir / "journal.json").exists()
         assert bind_as_the_hooks_do(bench, 9) == 0, names[number]
         assert not (hooked and journal) or bind_as_the_hooks_do(bench, 8) == 3, names[number]

@@ -6,11 +6,11 @@ import ast
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -19,8 +19,14 @@ SWITCHES = ("DEEPINFER_DISABLE", "DEEPINFER_DISABLE_OPS", "DEEPINFER_FORCE_ARCH"
 NAMES = ("deepinfer_sm80", "vllm.deepinfer_sm80")
 CACHE_UTILS = "vllm.models.deepseek_v41.common.ops.cache_utils"
 ROCM = "vllm.models.deepseek_v41.amd.rocm"
+SPARSE = "vllm.v1.attention.ops.rocm_aiter_mla_sparse"
+MHC = "vllm.model_executor.kernels.mhc.tilelang"
+WARMUP = "vllm.model_executor.kernels.mhc.warmup"
 GATHER = "dequantize_and_gather_k_cache"
 COMBINE = "combine_topk_swa_indices"
+BUILD = "build_ragged_indices_from_dense"
+PREFILL = "rocm_sparse_attn_prefill"
+DECODE = "rocm_sparse_attn_decode"
 
 
 class Platform:
@@ -102,12 +108,13 @@ class Recorder:
     def __init__(self, like: Callable[..., Any]) -> None:
         self._signature = inspect.signature(like)
         self.calls: list[dict[str, Any]] = []
+        self.result: Any = "result"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> str:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         self.calls.append(dict(bound.arguments))
-        return "result"
+        return self.result
 
 
 def gather_contract(
@@ -120,18 +127,93 @@ def combine_contract(
     topk_indices, query_start_loc, seq_lens, gather_lens, window_size, compress_ratio, topk, M, N, *,
     replay_clamp, width_cap, out=None,
 ): ...
+def sparse_prefill_contract(q, kv, out, scale, sink, *, indices, lengths=None, indptr=None): ...
+def sparse_decode_contract(
+    q, out, swa_cache, swa_indices, swa_indptr, scale, sink, *, extra_cache=None, extra_indices=None,
+    extra_indptr=None, positions=None, cos_sin_cache=None,
+): ...
+def mhc_pre_delayed_contract(
+    residual, fn, hc_scale, hc_base, rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat,
+    pre_mix=None, x=None, norm_weight=None, norm_eps=1e-6,
+): ...
+def mhc_fused_post_pre_delayed_contract(
+    x, residual, post_layer_mix, comb_res_mix, fn, hc_scale, hc_base, rms_eps, hc_pre_eps, hc_sinkhorn_eps,
+    hc_post_mult_value, sinkhorn_repeat, pre_mix=None, norm_weight=None, norm_eps=1e-6, capture_aux=False,
+): ...
 # fmt: on
+
+
+def build_ragged_contract(indices, lengths, num_rows=-1, *, compact): ...
+
+
+def mhc_post_contract(x, residual, post_layer_mix, comb_res_mix): ...
+
+
+# op → what its public function is called, and the parameters that the adapters rely on
+CONTRACTS = {
+    "gather": ("gather", gather_contract),
+    "combine": ("combine", combine_contract),
+    "ragged": ("build_ragged", build_ragged_contract),
+    "sparse_prefill": ("sparse_prefill", sparse_prefill_contract),
+    "sparse_decode": ("sparse_decode", sparse_decode_contract),
+    "mhc_post": ("mhc_post", mhc_post_contract),
+    "mhc_pre_delayed": ("mhc_pre_delayed", mhc_pre_delayed_contract),
+    "mhc_fused_post_pre_delayed": ("mhc_fused_post_pre_delayed", mhc_fused_post_pre_delayed_contract),
+}
 
 
 @pytest.fixture
 def ops(payload: ModuleType, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Recorders in the place of the two ops."""
-    made = SimpleNamespace(gather=Recorder(gather_contract), combine=Recorder(combine_contract))
-    for name in ("gather", "combine"):
-        module = ModuleType(f"{payload.__name__}.ops.{name}")
-        setattr(module, name, getattr(made, name))
+    """Recorders in the place of the ops, and `warmed`: what was asked to be compiled."""
+    made = SimpleNamespace(warmed=[])
+    for op, (name, contract) in CONTRACTS.items():
+        setattr(made, op, Recorder(contract))
+        module = ModuleType(f"{payload.__name__}.ops.{op}")
+        setattr(module, name, getattr(made, op))
         monkeypatch.setitem(sys.modules, module.__name__, module)
+    warm = ModuleType(f"{payload.__name__}.warm")
+    vars(warm)["up"] = made.warmed.append
+    monkeypatch.setitem(sys.modules, warm.__name__, warm)
+    monkeypatch.setattr(payload, "warm", warm, raising=False)
     return made
+
+
+class Argument:
+    """A value that is only equal to itself: a tensor of V4.1's shapes that every conversion leaves as it is."""
+
+    SHAPES: ClassVar[dict[str, tuple[int, ...]]] = {
+        "q": (6, 64, 512),
+        "output": (6, 64, 512),
+        "kv": (900, 1, 512),
+        "residual": (6, 4, 5120),
+        "inv_rope_cos_sin_cache": (4096, 64),
+    }
+
+    def __init__(self, name: str, *, shape: tuple[int, ...] | None = None, dtype: str | None = None) -> None:
+        self.name = name
+        self.shape = shape or self.SHAPES.get(name, (4, 32, 584))
+        self.dtype = dtype or ("float32" if name == "inv_rope_cos_sin_cache" else "bfloat16")
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def stride(self, dim: int) -> int:
+        return 1
+
+    def _same(self, *_args: Any, **_kwargs: Any) -> Argument:
+        return self
+
+    reshape = squeeze = to = contiguous = float = _same
+
+
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dtypes that `Argument` has, in the place of torch."""
+    names = ("bfloat16", "float32", "int32", "int64")
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(**{name: name for name in names}))
 
 
 @pytest.fixture
@@ -140,9 +222,11 @@ def release_tree(pristine_release: Callable[[str], Path]) -> Callable[[str], Pat
     return lambda version: pristine_release(version) / "vllm"
 
 
-def stub(name: str, parameters: str) -> str:
-    """Source of a stock function that says what it was called with."""
-    return f"def {name}({parameters}):\n    return 'stock', dict(locals())\n"
+def stub(name: str, parameters: str, names: Iterable[str] = ()) -> str:
+    """Source of a stock function that says what it was called with; it also names `names`, and does not look at them."""
+    mention = "".join(f"        {one}\n" for one in names)
+    head = f"    if not locals():\n{mention}" if mention else ""
+    return f"def {name}({parameters}):\n{head}    return 'stock', dict(locals())\n"
 
 
 @cache
@@ -152,16 +236,36 @@ def parsed(file: Path) -> ast.Module:
 
 
 def real_stub(file: Path, name: str) -> str:
-    """The same with the parameters that `file` gives the top-level function `name`; annotations dropped."""
-    for node in parsed(file).body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            for argument in every:
-                argument.annotation = None
-            return stub(name, ast.unparse(node.args))
-    raise LookupError(f"{name} is not defined in {file}")
+    """The same with the parameters that `file` gives the function or method `name`; annotations dropped.
+
+    It also names every global that the real body names: that is what tells two contracts of one signature apart.
+    """
+    node = definition(file, name)
+    if node is None:
+        raise LookupError(f"{name} is not defined in {file}")
+    every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    for argument in every:
+        argument.annotation = None
+    known = {argument.arg for argument in every}
+    named = {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+    outer, _, last = name.rpartition(".")
+    body = stub(last, ast.unparse(node.args), sorted(named - known))
+    if not outer:
+        return body
+    return f"class {outer}:\n" + "".join(f"    {line}\n" for line in body.splitlines())
+
+
+def definition(file: Path, name: str) -> ast.FunctionDef | None:
+    """The function or `Class.method` that `file` defines (it may import one instead)."""
+    outer, _, last = name.rpartition(".")
+    body: list[ast.stmt] = parsed(file).body
+    if outer:
+        body = [
+            one for node in body if isinstance(node, ast.ClassDef) and node.name == outer for one in node.body
+        ]
+    return next((node for node in body if isinstance(node, ast.FunctionDef) and node.name == last), None)
 
 
 def defines(file: Path, name: str) -> bool:
-    """Whether `file` defines the top-level function `name` (it may import one instead)."""
-    return any(isinstance(node, ast.FunctionDef) and node.name == name for node in parsed(file).body)
+    """Whether `file` defines the function or method `name`."""
+    return definition(file, name) is not None

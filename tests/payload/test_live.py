@@ -14,8 +14,22 @@ from typing import Any
 import pytest
 
 from deepinfer_cli.overlay import hook
+from tests.fakes import OPS
 
-from .conftest import CACHE_UTILS, COMBINE, GATHER, PAYLOAD, ROCM, stub
+from .conftest import BUILD, CACHE_UTILS, COMBINE, GATHER, MHC, PAYLOAD, ROCM, SPARSE, WARMUP, stub
+from .test_adapters import (
+    DECODE,
+    DECODE_031,
+    FUSED,
+    FUSED_ARGS,
+    POST,
+    POST_ARGS,
+    PRE,
+    PRE_ARGS,
+    PREFILL,
+    WARMUP_SOURCE,
+    sparse_source,
+)
 
 LIVE = Path(__file__).parents[2] / "deepinfer_cli" / "validate" / "live.py"
 GATHER_033 = "out, k_cache, seq_lens, gather_lens, block_table, block_size, offset, use_fnuz=False, max_gather_len=None"
@@ -50,13 +64,31 @@ FILES = {
     "models/deepseek_v41/amd/rocm.py": (
         f"from vllm.models.deepseek_v41.common.ops import {GATHER}\n" + stub(COMBINE, ROCM_030)
     ),
+    "models/deepseek_v4/__init__.py": "",
+    "models/deepseek_v4/cache_utils.py": stub(GATHER, GATHER_033),
+    "model_executor/__init__.py": "",
+    "model_executor/kernels/__init__.py": "",
+    "model_executor/kernels/mhc/__init__.py": "from .tilelang import *\n",
+    "model_executor/kernels/mhc/tilelang.py": stub(PRE, PRE_ARGS)
+    + stub(FUSED, FUSED_ARGS)
+    + stub(POST, POST_ARGS),
+    # a kernel that has the name of the function that launches it
+    "model_executor/kernels/mhc/tilelang_kernels.py": f"{POST} = object()\n",
+    "model_executor/kernels/mhc/warmup.py": WARMUP_SOURCE,
+    "v1/attention/__init__.py": "",
+    "v1/attention/ops/__init__.py": "",
+    "v1/attention/ops/rocm_aiter_mla_sparse.py": sparse_source(DECODE_031),
     "v1/__init__.py": "",
     "v1/ops.py": f"from vllm.models.deepseek_v41.common.ops import {COMBINE}\n",
 }
 HOOKED = {
     CACHE_UTILS: "models/deepseek_v41/common/ops/cache_utils.py",
     ROCM: "models/deepseek_v41/amd/rocm.py",
+    SPARSE: "v1/attention/ops/rocm_aiter_mla_sparse.py",
+    MHC: "model_executor/kernels/mhc/tilelang.py",
+    WARMUP: "model_executor/kernels/mhc/warmup.py",
 }
+EVERY_OP = [op for op in OPS if op != "mhc_post_with_sqrsum"]
 HOLDERS = {
     (CACHE_UTILS, COMBINE),
     (CACHE_UTILS, GATHER),
@@ -141,6 +173,41 @@ def test_bound_everywhere(tree):
     assert answer["vllm_file"] == str(parent / "vllm" / "__init__.py")
     assert answer["payload_file"] == str(parent / "vllm" / "deepinfer_sm80" / "__init__.py")
     assert answer["report"]["arch"] == "sm80"
+
+
+def test_modules_outside_the_models_folder(tree):
+    also = ["vllm.models.deepseek_v4.cache_utils", "vllm.model_executor.kernels.mhc.tilelang_kernels"]
+    answer = live(tree(), modules=tuple(HOOKED), expect=list(OPS), also=also)
+    assert answer["ok"], answer
+    assert {one["op"] for one in answer["report"]["bound"]} == set(EVERY_OP)
+    package = "vllm.model_executor.kernels.mhc"
+    assert held(answer, True) == HOLDERS | {
+        (ROCM, COMBINE),
+        (ROCM, GATHER),
+        (WARMUP, "MHCPreNormKernel.compile_many"),
+        *((SPARSE, symbol) for symbol in (BUILD, PREFILL, DECODE)),
+        *((module, symbol) for module in (MHC, package) for symbol in (PRE, FUSED, POST)),
+    }
+
+
+def test_a_module_anywhere_that_still_holds_stocks_function_is_named(tree):
+    source = f"from .tilelang import {POST} as ours\n{POST} = ours.__deepinfer__['stock']\n"
+    files = {"model_executor/kernels/mhc/early.py": source}
+    early = "vllm.model_executor.kernels.mhc.early"
+    answer = live(tree(changed=files), modules=tuple(HOOKED), expect=list(OPS), also=[early])
+    assert not answer["ok"]
+    assert answer["problems"] == [f"{early} holds another {POST} than it must"]
+
+
+def test_a_method_that_was_put_back_is_noticed(tree):
+    source = (
+        "from .warmup import MHCPreNormKernel as kernel\n"
+        "kernel.compile_many = kernel.compile_many.__deepinfer__['stock']\n"
+    )
+    files = {"model_executor/kernels/mhc/early.py": source}
+    early = "vllm.model_executor.kernels.mhc.early"
+    answer = live(tree(changed=files), modules=tuple(HOOKED), expect=list(OPS), also=[early])
+    assert answer["problems"] == [f"{WARMUP} holds another MHCPreNormKernel.compile_many than it must"]
 
 
 def test_the_rocm_module_has_its_own(tree):

@@ -15,12 +15,13 @@ from deepinfer_cli.overlay.payload import sha256
 from deepinfer_cli.overlay.plan import plan_install
 from scripts import make_patches
 from tests.conftest import RELEASES, git, snapshot
-from tests.fakes import rewrite
+from tests.fakes import hooked_paths, rewrite
 from tests.overlay.plans import carry_out
 
 pytestmark = pytest.mark.release
 CACHE_UTILS = "vllm/models/deepseek_v41/common/ops/cache_utils.py"
 ROCM = "vllm/models/deepseek_v41/amd/rocm.py"
+SPARSE = "vllm/v1/attention/ops/rocm_aiter_mla_sparse.py"
 
 
 def plan_of(folder, **options):
@@ -42,7 +43,7 @@ def test_supported_and_every_file_compiles(real_release, version):
     assert (plan.match, plan.release, plan.skip, plan.target.version) == ("supported", version, (), version)
     assert all(op.installed for op in plan.ops)
     hooks = [change for change in plan.changes if change.owner == "hook"]
-    assert [change.path for change in hooks] == ([ROCM, CACHE_UTILS] if version < "0.32" else [CACHE_UTILS])
+    assert [change.path for change in hooks] == hooked_paths(version)
     listed = manifest.load().releases[version].files
     for change in hooks:
         module = change.path.removeprefix("vllm/").replace("deepseek_v41", "{layout}")
@@ -139,19 +140,34 @@ def test_one_changed_symbol_is_refused_by_name_and_partial_plans_the_rest(real_r
     assert ROCM not in [change.path for change in plan.writes]
 
 
-def test_a_changed_caller_takes_both_ops_with_it(real_release):
+def test_a_changed_caller_takes_every_op_that_it_calls_with_it(real_release):
     folder = real_release("0.33.0")
     rewrite(
         folder / ROCM,
         "combined_indices, combined_lens = combine_topk",
         "combined_indices, lens = combine_topk",
     )
-    for partial in (False, True):
-        with pytest.raises(UnsupportedError) as caught:
-            plan_of(folder, partial=partial)
-        assert caught.value.paths == (
-            "models/deepseek_v41/amd/rocm.py::DeepseekV41ROCMAiterMLAAttention._forward_prefill (changed)",
-        )
+    with pytest.raises(UnsupportedError) as caught:
+        plan_of(folder)
+    assert caught.value.paths == (
+        "models/deepseek_v41/amd/rocm.py::DeepseekV41ROCMAiterMLAAttention._forward_prefill (changed)",
+    )
+    assert plan_of(folder, partial=True).skip == ("combine", "gather", "sparse_prefill")
+
+
+def test_a_changed_module_that_no_layout_names_is_refused_too(real_release):
+    folder = real_release("0.33.0")
+    rewrite(
+        folder / SPARSE, "def rocm_sparse_attn_decode(\n    q:", "def rocm_sparse_attn_decode(\n    queries:"
+    )
+    with pytest.raises(UnsupportedError) as caught:
+        plan_of(folder)
+    assert caught.value.paths == (
+        "v1/attention/ops/rocm_aiter_mla_sparse.py::rocm_sparse_attn_decode (changed)",
+    )
+    plan = plan_of(folder, partial=True, force=True)
+    assert plan.skip == ("sparse_decode",)
+    assert SPARSE in [change.path for change in plan.writes]
 
 
 def fork(folder) -> None:
