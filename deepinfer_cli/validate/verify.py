@@ -98,8 +98,9 @@ def ops_of(root: Path) -> tuple[str, ...]:
 
 
 def languages_of(root: Path, op: str) -> tuple[str, ...]:
-    """What the op's kernels are written in: `triton`, `tilelang` or both."""
-    return tuple(name for name in ("triton", "tilelang") if (root / "ops" / op / f"{name}.py").is_file())
+    """What the op's kernels are written in: `triton`, `gluon`, `tilelang`."""
+    known = ("triton", "gluon", "tilelang")
+    return tuple(name for name in known if (root / "ops" / op / f"{name}.py").is_file())
 
 
 def verify(request: Request, on_event: OnEvent | None = None) -> VerifyReport:
@@ -215,11 +216,14 @@ def _interpreter(run: _Run) -> Iterator[CaseResult | NotRun]:
     env = {
         "TRITON_INTERPRET": "1", "DEEPINFER_FORCE_ARCH": run.request.arch or ARCHS[0], "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
-    tiled = [op for op in run.ops if run.languages(op) == ("tilelang",)]
-    reason = "TileLang kernels have no interpreter: the compile gate builds them, numerics runs them on a GPU"
-    for op in tiled:
+    reason = (
+        "only Triton kernels have an interpreter: the compile gate builds these, numerics runs them on a GPU"
+    )
+    # an op without kernel files makes its own
+    without = [op for op in run.ops if run.languages(op) and "triton" not in run.languages(op)]
+    for op in without:
         yield _skipped_op(run, op, Level.INTERPRETER, reason)
-    jobs = [run.job("cases", Level.INTERPRETER, op, env) for op in run.ops if op not in tiled]
+    jobs = [run.job("cases", Level.INTERPRETER, op, env) for op in run.ops if op not in without]
     yield from run.run(jobs, min(_MOST_AT_ONCE, (os.cpu_count() or 1) - 1))
 
 

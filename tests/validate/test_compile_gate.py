@@ -138,11 +138,16 @@ def variants(arch):
 """
 
 
-def _gate(case_payload: Path, archs: list[str], max_smem: int | None = None):
+def _gate(
+    case_payload: Path,
+    archs: list[str],
+    max_smem: int | None = None,
+    languages: tuple[str, ...] = ("triton",),
+):
     (case_payload / "ops" / "fake" / "triton.py").write_text(_KERNELS)
     request = {
         "task": "compile", "level": "compile", "payload": str(case_payload), "op": "fake", "archs": archs,
-        "max_smem": max_smem, "languages": ["triton"], "digest": payload.load(case_payload).digest,
+        "max_smem": max_smem, "languages": list(languages), "digest": payload.load(case_payload).digest,
     }  # fmt: skip
     job = runner.Job(Path(sys.executable), request)
     return {result.case: result for result in runner.run_cases(job)}
@@ -186,6 +191,33 @@ def test_a_small_variant_is_promised(monkeypatch: pytest.MonkeyPatch, shared, fa
     compile_gate.run(request, events.append)
     assert events[-1]["result"]["case"] == "gather[sm80:small]"
     assert events[-1]["result"]["status"] == status.value
+
+
+_GLUON = """
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ..spec import Variant
+
+
+@gluon.jit
+def _copy(a_ptr, out_ptr, N: gl.constexpr):
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    offset = gl.arange(0, N, layout=layout)
+    gl.store(out_ptr + offset, gl.load(a_ptr + offset))
+
+
+def variants(arch):
+    return (Variant("copy", _copy, {"a_ptr": "*fp32", "out_ptr": "*fp32"}, {"N": 128}),)
+"""
+
+
+@pytest.mark.kernels
+def test_gluon_kernels_are_built_too(case_payload: Path):
+    (case_payload / "ops" / "fake" / "gluon.py").write_text(_GLUON)
+    results = _gate(case_payload, ["sm80"], languages=("gluon",))
+    assert results["fake[sm80:copy]"].status is Status.PASSED, results["fake[sm80:copy]"].reason
+    assert results["fake[sm80:small]"].status is Status.PASSED
 
 
 _TILES = """
