@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ..gather.reference import round_to_bf16
+
 STREAMS = 4
 MIXES = STREAMS * (STREAMS + 2)
 
@@ -173,12 +175,6 @@ def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     back = total - product
     lost = (product - (total - back)) + (addend - back)
     return _odd(total, lost, torch.int64).float()
-
-
-def round_to_bf16(values: torch.Tensor) -> torch.Tensor:
-    """float64 to bf16, rounded once (torch rounds to float32 in between)."""
-    single = values.float()
-    return _odd(single, values - single.double(), torch.int32).bfloat16()
 
 
 def _odd(rounded: torch.Tensor, lost: torch.Tensor, bits: torch.dtype) -> torch.Tensor:
