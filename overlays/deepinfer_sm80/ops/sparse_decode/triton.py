@@ -155,10 +155,7 @@ def _attend_kernel(
             slot = _load_slots(swa, extra, tile + 1, swa_tiles, last, row, BLOCK_K)
         kv = ()
         for part in tl.static_range(8):
-            if AHEAD:
-                found = words[part]
-            else:
-                found = _load_words(data_ptr, valid, part, ALIGN)
+            found = words[part] if AHEAD else _load_words(data_ptr, valid, part, ALIGN)
             if part < 7:
                 kv += (_decode(found, (scales >> (8 * part)).to(tl.int32) & 255, BLOCK_K),)
             else:
