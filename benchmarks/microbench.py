@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SUMMARY = ROOT / "benchmarks" / "results" / "sm80_benchmark_summary.json"
@@ -17,13 +18,14 @@ def main(ops: tuple[str, ...], description: str, argv: list[str] | None = None) 
     from deepinfer_cli.overlay import payload
     from deepinfer_cli.validate import bench, results
 
-    options = _parser(description).parse_args(argv)
+    options = _parser(description, ops).parse_args(argv)
+    ops = tuple(op for op in ops if not options.op or op in options.op)
     parent = _parent(options.target)
     # the checkout's overlay is what these scripts are about, whatever is installed in the target
     root = (options.payload or ROOT / "overlays" / "deepinfer_sm80").resolve()
     request = bench.Request(
         root, Path(sys.executable), ops, parent, options.torch_from,
-        tuple(options.provider) or bench.PROVIDERS, options.arch, options.timeout,
+        tuple(options.provider) or bench.PROVIDERS, options.arch, options.timeout, options.max_smem,
     )  # fmt: skip
     try:
         print(f"payload {root} {payload.load(root).digest[:12]}", file=sys.stderr)
@@ -42,9 +44,13 @@ def main(ops: tuple[str, ...], description: str, argv: list[str] | None = None) 
     return 1 if bad else 0
 
 
-def _parser(description: str) -> argparse.ArgumentParser:
+def _parser(description: str, ops: tuple[str, ...]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--arch", choices=("sm80", "sm86", "sm89"), help="measure its code on a newer card")
+    parser.add_argument("--op", action="append", default=[], choices=ops, help="only this op; repeatable")
+    parser.add_argument(
+        "--max-smem", type=int, metavar="BYTES", help="only kernel variants that take no more shared memory"
+    )
     parser.add_argument("--target", type=Path, help="folder that contains vllm, for the stock baselines")
     parser.add_argument("--torch-from", type=Path, help="a vLLM 0.30.0 tree, for the torch baseline")
     parser.add_argument("--payload", type=Path, help="overlay to measure; default: this checkout's")
@@ -65,17 +71,15 @@ def _parent(target: Path | None) -> Path | None:
     return target.parent if target.name == "vllm" and (target / "__init__.py").is_file() else target
 
 
-def _print_row(row: dict[str, object]) -> None:
+def _print_row(row: dict[str, Any]) -> None:
     latency = row["latency_us"]
-    text = (
-        f"{latency['p50']:10.1f} us"
-        if isinstance(latency, dict)
-        else f"{row['status']} {row.get('reason', '')}"
-    )
-    case = " ".join(f"{name}={value}" for name, value in dict(row["case"]).items())  # type: ignore[call-overload]
-    fraction = row["ceiling_fraction"]
-    share = f" {100 * fraction:3.0f} % of copy" if isinstance(fraction, float) else ""
-    print(
-        f"{row['op']:8} {case:52} {row['provider']:16} {row['codegen']:7} {row['timing']:7}{text}{share}",
-        flush=True,
-    )
+    case = " ".join(f"{name}={value}" for name, value in row["case"].items())
+    parts = [f"{row['op']:15} {case:52} {row['provider']:16} {row['codegen']:7} {row['timing']:7}"]
+    if latency is None:
+        parts.append(f"{row['status']} {row.get('reason', '')}")
+    else:
+        median = latency["p50"]
+        parts.append(f"{median:10.1f} us {row['bytes'] / median / 1e3:8.0f} GB/s")
+        parts += [f"{row['flops'] / median / 1e6:7.1f} TFLOP/s"] if row["flops"] else []
+        parts.append(f"{100 * row['ceiling_fraction']:3.0f} % of {row['ceiling']}")
+    print(" ".join(parts), flush=True)

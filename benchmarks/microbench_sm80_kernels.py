@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Microbenchmark of the cache gather (sparse MLA joins it): `--help` says what it takes."""
+"""Microbenchmark of sparse MLA (decode and prefill) and of the cache gather: `--help` says what it takes."""
 
 from __future__ import annotations
 
 from microbench import main
 
 if __name__ == "__main__":
-    raise SystemExit(main(("gather",), __doc__))
+    raise SystemExit(main(("sparse_decode", "sparse_prefill", "gather"), __doc__))

@@ -17,6 +17,7 @@ from deepinfer_cli.validate.baselines import Provider
 from deepinfer_cli.validate.ceiling import Roofs, mma_rate
 from deepinfer_cli.validate.codegen import OVERLAY, Codegen
 from deepinfer_cli.validate.compare import compare_outputs, tolerances_of
+from deepinfer_cli.validate.compile_gate import variants_of
 from deepinfer_cli.validate.model import Status
 from deepinfer_cli.validate.numerics import is_compile_error, workloads_of
 from deepinfer_cli.validate.tensors import clone_inputs
@@ -63,7 +64,8 @@ def run(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None
     providers = [item for item in all_providers if item.name in request["providers"]]
     cases = {case.id: case for case in workloads.bench_cases()}
     wanted = [name for name in cases if request["cases"] is None or name in request["cases"]]
-    roofs = measure_roofs(codegen, request["arch"], any(workloads.flops(cases[name]) for name in wanted))
+    variants = variants_of(op, request["languages"], request["arch"])
+    roofs = measure_roofs(codegen, request["arch"], any(variant.expects_mma for variant in variants))
     found: dict[str, Any] = {"copy_gb_per_s": round(roofs.copy / 1e9, 1)}
     if roofs.mma:
         found["mma_tflops"] = {request["arch"]: round(roofs.mma / 1e12, 1)}
@@ -82,7 +84,7 @@ def run(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None
 
 
 def measure_roofs(codegen: Codegen, arch: str, with_mma: bool) -> Roofs:
-    """The ceilings of this card, that of `mma.sync` only where an op multiplies."""
+    """The ceilings of this card, that of `mma.sync` only where an op uses it."""
     return Roofs(timing.copy_bandwidth(), mma_rate(arch, codegen.forced) if with_mma else None)
 
 

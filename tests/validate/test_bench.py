@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import importlib
-import json
 import sys
 from pathlib import Path
 
@@ -165,55 +163,3 @@ def test_a_run_that_measured_nothing_is_no_success(case_payload, monkeypatch, ca
 def test_unknown_choices_are_usage_errors(case_payload, monkeypatch, options):
     with pytest.raises(UsageError):
         _run(monkeypatch, case_payload, result(), **options)
-
-
-# the scripts
-
-
-@pytest.fixture
-def scripts(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    return importlib.import_module("generate_tables")
-
-
-def test_the_tables_are_current(scripts):
-    assert scripts.main(["--check"]) == 0
-
-
-def test_the_table_is_rewritten_between_its_markers(scripts, tmp_path: Path, capsys):
-    summary, readme = tmp_path / "summary.json", tmp_path / "README.md"
-    measured = result(
-        row(), row(provider="stock", p50=100.0, codegen="native"), row(timing="events", p50=40.0),
-        row(provider="torch", p50=1000.0, timing="events"), date="2026-11-29T00:00:00Z",
-    )  # fmt: skip
-    summary.write_text(json.dumps(measured))
-    readme.write_text(f"before\n{scripts.BEGIN}\nold\n{scripts.END}\nafter\n")
-    arguments = ["--summary", str(summary), str(readme)]
-    assert scripts.main(["--check", *arguments]) == 1
-    assert "old" in readme.read_text()
-    assert scripts.main(arguments) == 0
-    text = readme.read_text()
-    assert "| gather | tokens 49,152 | sm80 | 20.0 | 5.00x | 25.00x | 0 | 50 % |" in text
-    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
-    assert scripts.main(["--check", *arguments]) == 0
-
-
-def test_a_script_needs_nothing_installed_but_says_that_there_is_no_gpu(tmp_path: Path):
-    import os
-    import subprocess
-
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
-        "CUDA_VISIBLE_DEVICES": ""
-    }
-    script = ROOT / "benchmarks" / "microbench_sm80_part3.py"
-    code = (
-        "import runpy, sys; blocked = ('typer', 'git', 'rich', 'filelock', 'platformdirs', 'packaging')\n"
-        "sys.modules.update(dict.fromkeys(blocked)); sys.argv = sys.argv[1:]\n"
-        f"sys.path.insert(0, {str(script.parent)!r}); runpy.run_path(sys.argv[0], run_name='__main__')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(script)], env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 3, done.stderr
-    assert "error[" in done.stderr and "nothing can be measured" in done.stderr
