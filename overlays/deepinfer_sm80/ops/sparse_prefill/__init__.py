@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -47,8 +47,6 @@ def sparse_prefill(
     """
     import torch
 
-    from .triton import launch
-
     tokens, heads = q.shape[:2]
     if lengths is not None and indptr is None:
         name, starts, fewest = "lengths", lengths, tokens
@@ -70,7 +68,19 @@ def sparse_prefill(
         if sink.shape[0] < heads:
             raise ValueError(f"sink must have {heads} entries, one per head, has {sink.shape[0]}")
     if tokens:
+        launch = _launcher(q, kv, out)
         launch(q, kv, out, float(scale), sink, indices, starts, ragged=lengths is None)
+
+
+def _launcher(q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor) -> Any:
+    """TileLang's launch; Triton's in the interpreter, without TileLang, and for rows that are not 16-byte aligned."""
+    from . import tilelang
+
+    if tilelang.serves(q, kv, out):
+        return tilelang.launch
+    from . import triton
+
+    return triton.launch
 
 
 def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
