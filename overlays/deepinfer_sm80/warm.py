@@ -25,7 +25,7 @@ def up(hidden: int) -> None:
 
     ops = sorted(bound_ops())
     if any(op.startswith("mhc_") for op in ops):
-        from .ops.mhc import warm_up
+        from .ops.mhc.tilelang import warm_up
 
         warm_up(hidden)
     for op in ops:
@@ -58,13 +58,11 @@ def triton_up(variant: Any) -> Any:
     pointers = {"*bf16": torch.bfloat16, "*fp32": torch.float32, "*u8": torch.uint8}
     pointers |= {"*i32": torch.int32, "*i64": torch.int64}
     numbers = {"i32": 16, "i64": 16, "fp32": 1.5}
-    arguments = {
-        name: pointers[kind] if kind in pointers else numbers[kind]
-        for name, kind in variant.signature.items()
-    }
+    values = {name: pointers.get(kind, numbers.get(kind)) for name, kind in variant.signature.items()}
+    values |= variant.constexprs
+    # by position: Triton takes a dtype for a stand-in of a tensor only there
     return variant.kernel.warmup(
-        **arguments,
-        **variant.constexprs,
+        *(values[name] for name in variant.kernel.arg_names),
         num_warps=variant.num_warps,
         num_stages=variant.num_stages,
         grid=(1,),

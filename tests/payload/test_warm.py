@@ -1,0 +1,139 @@
+"""Warming up: what is compiled before serving is what the launches ask for."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytestmark = pytest.mark.kernels
+OPS = ("gather", "combine", "ragged", "sparse_prefill", "sparse_decode")
+
+
+class Launched(Exception):
+    """The compiled kernel would now be loaded onto a GPU, which is not there."""
+
+
+class Driver:
+    """What Triton asks of a GPU on the way to a launch."""
+
+    def __init__(self) -> None:
+        def load(*_args: Any) -> None:
+            raise Launched
+
+        self.utils = SimpleNamespace(
+            load_binary=load, get_device_properties=lambda _: {"max_shared_mem": 1 << 20}
+        )
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 80, 32)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_args, **_kwargs: None
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[None]:
+    import triton
+
+    monkeypatch.setenv("DEEPINFER_FORCE_ARCH", "sm80")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    driver = triton.runtime.driver
+    before = driver._active
+    driver.set_active(Driver())
+    yield
+    driver._active = before
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_after_warming_up_no_launch_compiles(no_gpu, monkeypatch, op):
+    from deepinfer_sm80 import warm
+    from triton.runtime.jit import JITFunction
+
+    # the fixture's device must not see kernels of another test's
+    module = importlib.import_module(f"deepinfer_sm80.ops.{op}.triton")
+    workloads = importlib.import_module(f"deepinfer_sm80.ops.{op}.workloads")
+    for variant in module.variants("sm80"):
+        variant.kernel.device_caches.clear()
+    for variant in module.variants("sm80"):
+        assert warm.triton_up(variant) is not None
+
+    def compiles(self: Any, *_args: Any, **_kwargs: Any) -> None:
+        raise AssertionError(f"{self.__name__} was compiled again")
+
+    monkeypatch.setattr(JITFunction, "_do_compile", compiles)
+    launches = 0
+    for case in workloads.cases("smoke"):
+        try:
+            workloads.run(workloads.make_inputs(case, "cpu"))
+        except Launched:
+            launches += 1
+    assert launches > 3
+    for variant in module.variants("sm80"):
+        variant.kernel.device_caches.clear()
+
+
+@pytest.fixture
+def warm(payload, monkeypatch) -> SimpleNamespace:
+    """The module, with recorders in the place of compilers."""
+    module = importlib.import_module(f"{payload.__name__}.warm")
+    made = SimpleNamespace(up=module.up, mhc=[], ops=[], bound=set())
+    kernels = ModuleType(f"{payload.__name__}.ops.mhc.tilelang")
+    vars(kernels)["warm_up"] = made.mhc.append
+    monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
+    monkeypatch.setattr(module, "op_up", made.ops.append)
+    monkeypatch.setattr(payload, "bound_ops", lambda: made.bound)
+    return made
+
+
+def test_every_bound_op_is_warmed_up_once(warm):
+    warm.bound |= {"gather", "sparse_decode", "mhc_post", "mhc_pre_delayed"}
+    warm.up(5120)
+    warm.up(5120)
+    assert (warm.mhc, warm.ops) == ([5120], ["gather", "sparse_decode"])
+
+
+def test_what_is_left_to_stock_is_not_warmed_up(warm):
+    warm.bound |= {"combine"}
+    warm.up(5120)
+    assert (warm.mhc, warm.ops) == ([], ["combine"])
+
+
+def test_a_failure_is_not_taken_for_done(warm, monkeypatch, payload):
+    warm.bound |= {"combine"}
+    module = sys.modules[f"{payload.__name__}.warm"]
+
+    def fails(_op: str) -> None:
+        raise RuntimeError("does not compile")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "op_up", fails)
+        with pytest.raises(RuntimeError, match="does not compile"):
+            warm.up(5120)
+    warm.up(5120)
+    assert warm.ops == ["combine"]
+
+
+def test_an_ops_variants_are_found_by_its_files(payload, monkeypatch):
+    module = importlib.import_module(f"{payload.__name__}.warm")
+    assert {variant.name for variant in module._variants("gather", "triton", "sm80")} == {"wide", "narrow"}
+    assert module._variants("gather", "tilelang", "sm80") == ()
+    monkeypatch.setenv("DEEPINFER_FORCE_ARCH", "sm80")
+    compiled: list[str] = []
+    monkeypatch.setattr(module, "triton_up", lambda variant: compiled.append(variant.name))
+    module.op_up("gather")
+    assert compiled == ["wide", "narrow"]
