@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,10 @@ class Kernel:
     Args:
         variant: an `ops.spec.TileVariant`.
         folder: where the library is built, and kept for the next one with the same source.
+        change: edits the CUDA source, to see a fault found.
     """
 
-    def __init__(self, variant: Any, folder: Path) -> None:
+    def __init__(self, variant: Any, folder: Path, change: Callable[[str], str] = str) -> None:
         import tilelang
         from tilelang import tvm
 
@@ -42,8 +44,9 @@ class Kernel:
         (device,) = lowered.device_mod.functions.values()
         self.extents = {axis: str(extent) for axis, extent in device.attrs["thread_extent"].items()}
         self.parameters = [(p.name, function.buffer_map.get(p)) for p in function.params]
-        self.signature = _signature(lowered.kernel_source)
-        self.library = ctypes.CDLL(str(_compile(lowered.kernel_source, self.signature, folder)))
+        source = change(lowered.kernel_source)
+        self.signature = _signature(source)
+        self.library = ctypes.CDLL(str(_compile(source, self.signature, folder)))
         self.counts = Counts()
         self.seed = 0
 
