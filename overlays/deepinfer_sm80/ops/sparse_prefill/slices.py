@@ -72,7 +72,7 @@ def _gather(half, holes, kv, slices, offset, slot, blocks, warp, lane):
             if holes:
                 T.ptx_cp_async(
                     T.access_ptr(slices[at], "w", extent=8),
-                    T.access_ptr(kv[named, column], "r", extent=8),
+                    T.access_ptr(kv[T.max(named, 0), column], "r", extent=8),
                     8,
                     predicate=named >= 0,
                 )
