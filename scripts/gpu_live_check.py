@@ -1,13 +1,14 @@
 """Check an installed overlay in a real vLLM on a real GPU, through vLLM's own modules.
 
-    python scripts/gpu_live_check.py SITE [--layout deepseek_v41] [--output FILE]
+    python scripts/gpu_live_check.py SITE [--layout deepseek_v41] [--warm-up] [--output FILE]
 
 SITE is the folder that holds `vllm`, with the overlay installed. Run it with an interpreter that can import that vLLM;
 any CUDA card will do, the architecture is forced to sm80. Four children, each a fresh process:
 
-    bound    `live.py`: after the import both ops are bound, and every holder has our object
+    bound    `live.py`: after the import every op is bound, and every holder has our object
     stock    the same with DEEPINFER_DISABLE=1: nothing is bound
-    sm80     calls through the callers' globals, in Ampere code (TRITON_OVERRIDE_ARCH), against the oracles
+    sm80     calls through the callers' globals, in Ampere code (TRITON_OVERRIDE_ARCH), against the oracles; with
+             `--warm-up` after all was compiled that an engine compiles, and nothing of ours may be compiled then
     native   the same calls in this card's code, against the oracles and against stock's functions
 
 The exit code is 0 if all is well; the result is JSON, on stdout and in FILE.
@@ -27,8 +28,25 @@ from typing import Any
 
 LIVE = Path(__file__).parents[1] / "deepinfer_cli" / "validate" / "live.py"
 CALLS = Path(__file__).with_name("gpu_live_calls.py")
-OPS = ("combine", "gather")
-CALLERS = ("amd.rocm", "nvidia.flashmla")
+OPS = (
+    "combine",
+    "gather",
+    "ragged",
+    "sparse_prefill",
+    "sparse_decode",
+    "mhc_post",
+    "mhc_pre_delayed",
+    "mhc_fused_post_pre_delayed",
+)
+# where there is one of that name; who holds the fused mHC step has another in 0.30
+CALLERS = (
+    "amd.rocm",
+    "nvidia.flashmla",
+    "nvidia.model",
+    "nvidia.ops.mhc",
+    "nvidia.ops.mega_mhc",
+    "nvidia.dspark",
+)
 TIMEOUT_S = 240
 
 
@@ -36,7 +54,7 @@ def main() -> int:
     """Run the four children and write what they found."""
     options = _options()
     modules = _hooked(options.site, options.layout)
-    callers = [f"vllm.models.{options.layout}.{name}" for name in CALLERS]
+    callers = [f"vllm.models.{options.layout}.{name}" for name in _callers(options)]
     request = {
         "parent": str(options.site),
         "layout": options.layout,
@@ -69,13 +87,20 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("site", type=lambda text: Path(text).resolve())
     parser.add_argument("--layout", default="deepseek_v41")
+    parser.add_argument("--warm-up", action="store_true")
     parser.add_argument("--output", type=Path)
     return parser.parse_args()
 
 
+def _callers(options: argparse.Namespace) -> list[str]:
+    folder = options.site / "vllm" / "models" / options.layout
+    return [name for name in CALLERS if (folder / f"{name.replace('.', '/')}.py").is_file()]
+
+
 def _hooked(site: Path, layout: str) -> list[str]:
     """The modules that have our block, by import name."""
-    files = sorted((site / "vllm" / "models" / layout).rglob("*.py"))
+    folders = (f"models/{layout}", "model_executor/kernels", "v1/attention")
+    files = sorted(file for folder in folders for file in (site / "vllm" / folder).rglob("*.py"))
     hooked = [file for file in files if "_deepinfer_bind(__name__" in file.read_text(encoding="utf-8")]
     return [".".join(file.relative_to(site).with_suffix("").parts) for file in hooked]
 
@@ -112,8 +137,10 @@ def _child(options: argparse.Namespace, **switches: str) -> dict[str, Any]:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
-        stock = "ignore-stock" if "TRITON_OVERRIDE_ARCH" in switches else "compare-stock"
-        command = [sys.executable, str(CALLS), str(answer), options.layout, stock, *CALLERS]
+        ampere = "TRITON_OVERRIDE_ARCH" in switches
+        stock = "ignore-stock" if ampere else "compare-stock"
+        warm = "warm" if ampere and options.warm_up else "cold"
+        command = [sys.executable, str(CALLS), str(answer), options.layout, stock, warm, *_callers(options)]
         env = _environment(options.site, switches)
         run = _run(command, env)
         if run.returncode or not answer.exists():

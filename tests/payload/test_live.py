@@ -19,6 +19,7 @@ from tests.fakes import OPS
 from .conftest import BUILD, CACHE_UTILS, COMBINE, GATHER, MHC, PAYLOAD, ROCM, SPARSE, WARMUP, stub
 from .test_adapters import (
     DECODE,
+    DECODE_030,
     DECODE_031,
     FUSED,
     FUSED_ARGS,
@@ -57,12 +58,17 @@ FILES = {
     "models/deepseek_v41/common/ops/cache_utils.py": stub(GATHER, GATHER_033)
     + stub(COMBINE, f"{ROCM_030}, out=None"),
     "models/deepseek_v41/nvidia/__init__.py": "",
+    "models/deepseek_v41/nvidia/model.py": f"from vllm.model_executor.kernels.mhc.tilelang import {POST}, {PRE}\n",
+    "models/deepseek_v41/nvidia/ops/__init__.py": "",
+    "models/deepseek_v41/nvidia/ops/mhc.py": f"from vllm.model_executor.kernels.mhc.tilelang import {FUSED}\n",
     "models/deepseek_v41/nvidia/flashmla.py": (
         f"from vllm.models.deepseek_v41.common.ops import {COMBINE}, {GATHER}\nimport vllm.v1.ops\n"
     ),
     "models/deepseek_v41/amd/__init__.py": "",
     "models/deepseek_v41/amd/rocm.py": (
-        f"from vllm.models.deepseek_v41.common.ops import {GATHER}\n" + stub(COMBINE, ROCM_030)
+        f"from vllm.models.deepseek_v41.common.ops import {GATHER}\n"
+        f"from vllm.v1.attention.ops.rocm_aiter_mla_sparse import {BUILD}, {DECODE}, {PREFILL}\n"
+        + stub(COMBINE, ROCM_030)
     ),
     "models/deepseek_v4/__init__.py": "",
     "models/deepseek_v4/cache_utils.py": stub(GATHER, GATHER_033),
@@ -98,6 +104,9 @@ HOLDERS = {
     ("vllm.models.deepseek_v41.nvidia.flashmla", GATHER),
     ("vllm.v1.ops", COMBINE),
 }
+ATTENTION = {(SPARSE, symbol) for symbol in (BUILD, PREFILL, DECODE)}
+# with amd/rocm.py imported, which imports the sparse attention module
+ROCM_HOLDERS = HOLDERS | ATTENTION | {(ROCM, symbol) for symbol in (COMBINE, GATHER, BUILD, PREFILL, DECODE)}
 
 Write = Callable[..., Path]
 
@@ -181,11 +190,8 @@ def test_modules_outside_the_models_folder(tree):
     assert answer["ok"], answer
     assert {one["op"] for one in answer["report"]["bound"]} == set(EVERY_OP)
     package = "vllm.model_executor.kernels.mhc"
-    assert held(answer, True) == HOLDERS | {
-        (ROCM, COMBINE),
-        (ROCM, GATHER),
+    assert held(answer, True) == ROCM_HOLDERS | {
         (WARMUP, "MHCPreNormKernel.compile_many"),
-        *((SPARSE, symbol) for symbol in (BUILD, PREFILL, DECODE)),
         *((module, symbol) for module in (MHC, package) for symbol in (PRE, FUSED, POST)),
     }
 
@@ -213,7 +219,7 @@ def test_a_method_that_was_put_back_is_noticed(tree):
 def test_the_rocm_module_has_its_own(tree):
     answer = live(tree(), modules=(CACHE_UTILS, ROCM))
     assert answer["ok"], answer
-    assert held(answer, True) == HOLDERS | {(ROCM, COMBINE), (ROCM, GATHER)}
+    assert held(answer, True) == ROCM_HOLDERS
     assert (ROCM, COMBINE) in {(one["module"], one["symbol"]) for one in answer["report"]["bound"]}
 
 
@@ -242,7 +248,7 @@ def test_switched_off_all_is_stock(tree):
     answer = live(parent, modules=(CACHE_UTILS, ROCM), mode="stock", env={"DEEPINFER_DISABLE": "1"})
     assert answer["ok"], answer
     assert answer["report"]["bound"] == []
-    assert held(answer, True) == HOLDERS | {(ROCM, COMBINE), (ROCM, GATHER)}
+    assert held(answer, True) == ROCM_HOLDERS
 
 
 def test_stock_was_asked_for_but_it_is_bound(tree):
@@ -359,37 +365,63 @@ def test_a_real_release_without_torch_is_not_importable(release_tree, version):
 
 FEW_CALLS = """
 import sys
-sys.path[:0] = [{scripts!r}, {site!r}]
-import gpu_live_calls as script
-every = script._cases
-script._cases = lambda op, caller: (one for one in every(op, caller) if one[0] in ("one-row", "ratio-2"))
-script.main([{answer!r}, "deepseek_v41", {stock!r}, "amd.rocm", "nvidia.flashmla"])
+sys.path[:0] = [{root!r}, {site!r}]
+from scripts import gpu_live_calls, gpu_live_cases
+every = gpu_live_cases.cases
+few = ("one-row", "ratio-2", "usual", "rotated", "dense-holes")
+gpu_live_cases.cases = lambda op, caller: (one for one in every(op, caller) if one[0] in few)
+gpu_live_calls.main([{answer!r}, "deepseek_v41", {stock!r}, "cold", "amd.rocm", "nvidia.flashmla", "nvidia.model"])
 """
 
 
 def gpu_calls(site: Path, tmp_path: Path, stock: str = "ignore-stock") -> list[dict[str, Any]]:
-    """What the child of `scripts/gpu_live_check.py` answers here, in Triton's interpreter, with two cases."""
+    """What the child of `scripts/gpu_live_check.py` answers here, in Triton's interpreter, with a few cases."""
     answer = tmp_path / "answer.json"
-    scripts = LIVE.parents[2] / "scripts"
-    code = FEW_CALLS.format(scripts=str(scripts), site=str(site), answer=str(answer), stock=stock)
+    code = FEW_CALLS.format(root=str(LIVE.parents[2]), site=str(site), answer=str(answer), stock=stock)
     env = {**os.environ, "TRITON_INTERPRET": "1", "DEEPINFER_FORCE_ARCH": "sm80", "CUDA_VISIBLE_DEVICES": ""}
     run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     return json.loads(answer.read_text())
 
 
+def of(calls: list[dict[str, Any]], symbol: str) -> list[dict[str, Any]]:
+    return [call for call in calls if call.get("symbol") == symbol and "holder" in call]
+
+
 @pytest.mark.kernels
 def test_gpu_script_sees_calls_reach_the_kernels(tree, tmp_path):
     pytest.importorskip("triton")
     calls = gpu_calls(tree(), tmp_path)
-    assert [(call["symbol"], call["calls"], call["as_oracle"], call["ok"]) for call in calls] == [
-        (GATHER, 1, True, True),
-        (COMBINE, 1, True, True),
-    ] * 2
-    assert [call["contract"] for call in calls if call["symbol"] == COMBINE] == [
+    for symbol, count in ((GATHER, 2), (COMBINE, 2), (BUILD, 1), (PREFILL, 2), (DECODE, 3)):
+        found = of(calls, symbol)
+        assert [(call["calls"], call["as_oracle"], call["ok"]) for call in found] == [
+            (1, True, True)
+        ] * count, found
+    assert [call["contract"] for call in of(calls, COMBINE)] == [
         {"replay_clamp": False, "width_cap": True},
         {"replay_clamp": True, "width_cap": False},
     ]
+    assert [call["contract"] for call in of(calls, BUILD)] == [{"compact": True}]
+    # 0.31 and later: rows that were rotated here are counted, and rotated once
+    decodes = {call["case"]: (call["returned"], call["rotated"]) for call in of(calls, DECODE)}
+    assert decodes == {"usual": (0, False), "rotated": (2, True), "one-row": (0, False)}
+    # the mHC kernels need a GPU, and nobody imports the fused step here
+    assert of(calls, PRE) == of(calls, POST) == []
+    assert [call for call in calls if call.get("error")] == [
+        {"symbol": FUSED, "ok": False, "error": "no caller holds it"}
+    ]
+
+
+@pytest.mark.kernels
+def test_gpu_script_sees_that_0_30_rotates_nothing(tree, tmp_path):
+    pytest.importorskip("triton")
+    source = sparse_source(DECODE_030).replace(
+        "_count_valid_row_entries_kernel", "_pack_dense_prefix_to_ragged_kernel"
+    )
+    calls = gpu_calls(tree(changed={"v1/attention/ops/rocm_aiter_mla_sparse.py": source}), tmp_path)
+    decodes = of(calls, DECODE)
+    assert [(call["returned"], call["rotated"], call["ok"]) for call in decodes] == [(None, False, True)] * 3
+    assert [call["contract"] for call in of(calls, BUILD)] == [{"compact": False}]
 
 
 @pytest.mark.kernels
@@ -397,10 +429,32 @@ def test_gpu_script_notices_other_results_and_missing_hooks(tree, tmp_path):
     pytest.importorskip("triton")
     site = tree()
     # the small vLLM's functions compute nothing, so none may pass for equal
-    assert [call["ok"] for call in gpu_calls(site, tmp_path, "compare-stock")] == [False] * 4
+    calls = gpu_calls(site, tmp_path, "compare-stock")
+    compared = [
+        call for call in calls if "as_stock" in call and call["case"] not in ("rotated", "dense-holes")
+    ]
+    assert [call["ok"] for call in compared] == [False] * len(compared)
+    assert {call["symbol"] for call in compared} == {GATHER, COMBINE, BUILD, PREFILL, DECODE}
     for name in HOOKED.values():
         file = site / "vllm" / name
         file.write_bytes(hook.strip(file.read_bytes()))
-    calls = gpu_calls(site, tmp_path)
-    assert [(call["ours"], call["ok"]) for call in calls if "ours" in call] == [(False, False)] * 2
+    calls = [call for call in gpu_calls(site, tmp_path) if "holder" in call]
+    assert {call.get("ours", False) for call in calls} == {False}
     assert not any(call["ok"] for call in calls)
+
+
+@pytest.mark.kernels
+def test_gpu_script_sees_a_decode_that_counts_rows_it_did_not_rotate(tree, tmp_path, monkeypatch):
+    """The trap in stock: it returns their number and rotates none."""
+    pytest.importorskip("triton")
+    site = tree()
+    adapter = site / "vllm" / "deepinfer_sm80" / "bindings" / "rocm_aiter_mla_sparse.py"
+    text = adapter.read_text()
+    assert ", **_lists(stock, swa, extra), **rotation)" in text
+    adapter.write_text(
+        text.replace(", **_lists(stock, swa, extra), **rotation)", ", **_lists(stock, swa, extra))")
+    )
+    decodes = {
+        call["case"]: (call["returned_right"], call["ok"]) for call in of(gpu_calls(site, tmp_path), DECODE)
+    }
+    assert decodes == {"usual": (True, True), "rotated": (True, False), "one-row": (True, True)}

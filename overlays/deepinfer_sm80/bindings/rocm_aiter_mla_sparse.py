@@ -104,7 +104,7 @@ def _decode(stock):
 
         swa = (swa_k_cache, swa_indices, swa_lens, swa_ragged_indices, swa_ragged_indptr)
         extra = None if swa_only else (kv_cache, topk_indices, topk_lens, topk_ragged_indices, topk_ragged_indptr)
-        sparse_decode(q, output, *_slots(stock, *swa), scale, _sink(attn_sink), **_extra(stock, extra))
+        sparse_decode(q, output, scale=scale, sink=_sink(attn_sink), **_lists(stock, swa, extra))
 
     return rocm_sparse_attn_decode
 
@@ -139,9 +139,7 @@ def _decode_rotating(stock):
         swa = (swa_k_cache, swa_indices, swa_lens, swa_ragged_indices, swa_ragged_indptr)
         extra = None if swa_only else (kv_cache, topk_indices, topk_lens, topk_ragged_indices, topk_ragged_indptr)
         rotation = _rotation(inv_rope_positions, inv_rope_cos_sin_cache, rope_head_dim)
-        sparse_decode(
-            q, output, *_slots(stock, *swa), scale, _sink(attn_sink), **_extra(stock, extra), **rotation
-        )
+        sparse_decode(q, output, scale=scale, sink=_sink(attn_sink), **_lists(stock, swa, extra), **rotation)
         return output.shape[0] if rotation else 0
 
     return rocm_sparse_attn_decode
@@ -151,7 +149,7 @@ def _attends(q: Any, output: Any, head_dims: tuple[int, int, int]) -> bool:
     """Whether ours serves these queries: V4.1's head, bfloat16 in and out, contiguous rows."""
     import torch
 
-    return (
+    return bool(
         head_dims == HEAD_DIMS
         and q.dim() == 3
         and q.shape == output.shape
@@ -166,7 +164,7 @@ def _is_workspace(kv: Any) -> bool:
     """Whether `kv` is what gather fills: `[rows, 1, 512]` of bfloat16."""
     import torch
 
-    return (
+    return bool(
         kv.dim() == 3
         and kv.shape[1:] == (1, HEAD_DIMS[0])
         and kv.dtype == torch.bfloat16
@@ -174,26 +172,29 @@ def _is_workspace(kv: Any) -> bool:
     )
 
 
-def _slots(
-    stock: Any, cache: Any, indices: Any, lengths: Any, ragged: Any, indptr: Any
-) -> tuple[Any, Any, Any]:
-    """The cache with its ragged list; packed from the dense rows where the caller has none, as stock does."""
-    if ragged is not None and indptr is not None:
-        return cache, _int32(ragged), _int32(indptr)
-    if indices is None:
-        raise ValueError("rocm_sparse_attn_decode needs dense or ragged indices for each cache")
-    dense = indices.reshape(indices.shape[0], -1)
-    # by way of the module, so that it is ours only where that op is bound
-    build = stock.__globals__[BUILD]
-    return (cache, *build(dense, _lengths(dense, lengths), num_rows=cache.shape[0] * cache.shape[1]))
-
-
-def _extra(stock: Any, extra: tuple[Any, ...] | None) -> dict[str, Any]:
+def _lists(stock: Any, swa: tuple[Any, ...], extra: tuple[Any, ...] | None) -> dict[str, Any]:
+    """The caches and their ragged lists, as the op takes them."""
     if extra is None:
-        return {}
+        return _list("swa", stock, *swa)
     if extra[0] is None:
         raise ValueError("rocm_sparse_attn_decode needs kv_cache unless swa_only is set")
-    return dict(zip(("extra_cache", "extra_indices", "extra_indptr"), _slots(stock, *extra), strict=True))
+    return _list("swa", stock, *swa) | _list("extra", stock, *extra)
+
+
+def _list(
+    name: str, stock: Any, cache: Any, indices: Any, lengths: Any, ragged: Any, indptr: Any
+) -> dict[str, Any]:
+    """A cache with its ragged list; packed from the dense rows where the caller has none, as stock does."""
+    if ragged is not None and indptr is not None:
+        lists = _int32(ragged), _int32(indptr)
+    elif indices is None:
+        raise ValueError("rocm_sparse_attn_decode needs dense or ragged indices for each cache")
+    else:
+        dense = indices.reshape(indices.shape[0], -1)
+        # by way of the module, so that it is ours only where that op is bound
+        build = stock.__globals__[BUILD]
+        lists = build(dense, _lengths(dense, lengths), num_rows=cache.shape[0] * cache.shape[1])
+    return {f"{name}_cache": cache, f"{name}_indices": lists[0], f"{name}_indptr": lists[1]}
 
 
 def _rotation(positions: Any, cos_sin_cache: Any, rope_head_dim: int) -> dict[str, Any]:
