@@ -25,6 +25,9 @@ import tilelang.language as T
 HEAD_DIM = 512
 ROWS = 32  # of a tile: one per lane
 LOG2_E = math.log2(math.e)
+# instead of a slot that names no row: its copies read nothing, but their address must be a multiple of 16 bytes, and the
+# stride of a single row may be 1
+NO_ROW = -8
 # below every score, and finite: the difference of two such maxima is 0
 LOWEST = -1e30
 # Weights are taken relative to a maximum that is replaced only once a score exceeds it by this (base 2): sums grow to
@@ -53,11 +56,11 @@ def _load_slot(tile, indices, slot, begin, count, lane):
 
 @T.macro
 def _check_slot(tile, kv_rows, masks, slot, warp, lane):
-    """Sets `slot` to -1 and its score's mask to -inf where there is no such row."""
+    """Sets `slot` to NO_ROW and its score's mask to -inf where there is no such row."""
     valid = (slot[0] >= 0) & (slot[0] < kv_rows)
     if warp == 0:
         masks[tile % 2, lane] = T.if_then_else(valid, 0.0, -T.infinity("float32"))
-    slot[0] = T.if_then_else(valid, slot[0], -1)
+    slot[0] = T.if_then_else(valid, slot[0], NO_ROW)
 
 
 @T.macro
@@ -72,7 +75,7 @@ def _gather(half, holes, kv, slices, offset, slot, blocks, warp, lane):
             if holes:
                 T.ptx_cp_async(
                     T.access_ptr(slices[at], "w", extent=8),
-                    T.access_ptr(kv[T.max(named, 0), column], "r", extent=8),
+                    T.access_ptr(kv[named, column], "r", extent=8),
                     8,
                     predicate=named >= 0,
                 )
