@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -303,3 +304,24 @@ def test_the_warm_up_is_stocks_where_mhc_is(mhc, ops, monkeypatch):
     mhc.bind(MHC)
     mhc.bind(WARMUP)
     assert mhc.warmup.MHCPreNormKernel.compile_many is stock
+
+
+def test_no_module_starts_cuda_when_it_is_bound(payload, vllm, monkeypatch):
+    """vLLM forks workers; a process that has started CUDA cannot."""
+
+    def refuse(*_args: Any) -> None:
+        raise AssertionError("CUDA was started")
+
+    cuda = SimpleNamespace(is_initialized=lambda: False, current_device=refuse, get_device_properties=refuse)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    for name, source in (
+        (SPARSE, sparse_source(DECODE_031)),
+        (MHC, stub(PRE, PRE_ARGS) + stub(FUSED, FUSED_ARGS) + stub(POST, POST_ARGS)),
+        (WARMUP, WARMUP_SOURCE),
+    ):
+        vllm.module(name, source)
+        payload.bind(name)
+    assert payload.bound_ops() == {
+        "ragged", "sparse_prefill", "sparse_decode", "mhc_pre_delayed", "mhc_fused_post_pre_delayed", "mhc_post",
+    }  # fmt: skip
+    assert "warm" not in vars(payload)
