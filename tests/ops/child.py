@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from typing import Any
 
 import torch
 import triton
@@ -16,6 +17,8 @@ from deepinfer_sm80.numerics import e4m3, ue8m0
 from deepinfer_sm80.ops.spec import Tolerance
 
 from deepinfer_cli.validate import compare, interpreter
+
+EXACT = Tolerance()
 
 
 @triton.jit
@@ -73,13 +76,21 @@ def workloads(op: str) -> None:
             continue
         inputs = module.make_inputs(case, "cpu")
         want = module.expected(case, inputs)
+        tolerances = compare.tolerances_of(module, case)
         for name, got in module.run(inputs).items():
-            report(f"{case.id} {name}", got, want[name])
+            bound = want.get(name + compare.BOUND)
+            report(f"{case.id} {name}", got, want[name], tolerances[name], bound)
 
 
-def report(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
-    """Prints a check's line: are they bit-exact, and if not, where?"""
-    verdict = compare.compare(name, got, want, Tolerance())
+def report(
+    name: str,
+    got: torch.Tensor,
+    want: torch.Tensor,
+    tolerance: Any = EXACT,
+    bound: torch.Tensor | None = None,
+) -> None:
+    """Prints a check's line: do they agree, and if not, where?"""
+    verdict = compare.compare(name, got, want, tolerance, bound)
     print(json.dumps([name, verdict.ok, f"{verdict.reason} {verdict.first_bad}"]), flush=True)
 
 

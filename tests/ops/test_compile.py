@@ -2,63 +2,87 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.ops.catalog import ARCHS, LANGUAGES, OPS
+from tests.validate.conftest import toolkit_missing
+
+pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytestmark = pytest.mark.kernels
-OPS = ("gather", "combine")
-ARCHS = ("sm80", "sm86", "sm89")
+NO_TILELANG = toolkit_missing()
+# ops that multiply by scales as small as 2^-127, which is a subnormal
+DECODERS = ("gather", "sparse_decode")
+# ops with a dot: some variant of each has to say so
+MULTIPLIERS = ("sparse_decode", "sparse_prefill", "mhc_pre_delayed", "mhc_fused_post_pre_delayed")
 
 
 def launchable() -> Iterator[Any]:
+    """A test for each variant and architecture; what several ops launch is compiled once."""
+    from deepinfer_cli.validate.compile_gate import variants_of
+
+    done = set()
     for op in OPS:
-        module = importlib.import_module(f"deepinfer_sm80.ops.{op}.triton")
         for arch in ARCHS:
-            yield from (
-                pytest.param(variant, arch, id=f"{op}-{variant.name}-{arch}")
-                for variant in module.variants(arch)
-            )
+            for variant in variants_of(op, LANGUAGES[op], arch):
+                tiled = hasattr(variant, "build")
+                name = variant.name if tiled else f"{op}-{variant.name}"
+                if (name, arch) in done:
+                    continue
+                done.add((name, arch))
+                marks = [pytest.mark.skipif(NO_TILELANG != "", reason=NO_TILELANG)] if tiled else []
+                yield pytest.param(op, variant, arch, id=f"{name}-{arch}", marks=marks)
 
 
-@pytest.mark.parametrize(("variant", "arch"), list(launchable()))
-def test_variant(variant: Any, arch: str) -> None:
-    from deepinfer_cli.validate import compile_gate
+@pytest.mark.parametrize(("op", "variant", "arch"), list(launchable()))
+def test_variant(op: str, variant: Any, arch: str) -> None:
+    from deepinfer_cli.validate import artifact, compile_gate
 
-    build, reasons = compile_gate.compile_variant(variant, arch)
-    assert reasons == ()
+    code = artifact.make(variant, arch)
+    build = compile_gate.build_of(code, arch)
+    assert compile_gate.judge(build, code.ptx, arch, expects_mma=variant.expects_mma) == ()
     assert build.spill_bytes == 0
-    assert build.shared_bytes <= compile_gate.SMALL_SHARED_BYTES
-    ptx = compile_gate._triton_compile(variant, arch).asm["ptx"]
-    assert "e4m3x2" not in ptx
-    # a scale of 2^-127 is a subnormal
-    assert not re.search(r"mul\.\w*\.?ftz", ptx)
+    assert "e4m3x2" not in code.ptx
+    if op in DECODERS:
+        assert not re.search(r"mul\.\w*\.?ftz", code.ptx)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_variants_have_names_of_their_own_and_say_where_they_multiply(op: str, arch: str) -> None:
+    from deepinfer_cli.validate.compile_gate import variants_of
+
+    variants = variants_of(op, LANGUAGES[op], arch)
+    assert variants and all(arch in variant.archs for variant in variants)
+    assert any(variant.expects_mma for variant in variants) is (op in MULTIPLIERS)
+
+
+def compiled(variant: Any) -> str:
+    from deepinfer_cli.validate import artifact
+
+    return str(artifact.compile_triton(variant, "sm80").asm["ptx"])
 
 
 def test_wide_variants_move_sixteen_bytes() -> None:
     from deepinfer_sm80.ops.combine import triton as combine
     from deepinfer_sm80.ops.gather import triton as gather
 
-    from deepinfer_cli.validate import compile_gate
-
-    gather_ptx = compile_gate._triton_compile(gather.WIDE, "sm80").asm["ptx"]
+    gather_ptx = compiled(gather.WIDE)
     assert widths(gather_ptx, "st") == {"v4.b32"}
     # eight codes per thread become the sixteen bytes that it stores
     assert "v2.b32" in widths(gather_ptx, "ld")
-    combine_ptx = compile_gate._triton_compile(combine.variants("sm80")[0], "sm80").asm["ptx"]
+    combine_ptx = compiled(combine.variants("sm80")[0])
     assert "v4.b32" in widths(combine_ptx, "ld") & widths(combine_ptx, "st")
 
 
 def test_gather_rounds_in_pairs() -> None:
     from deepinfer_sm80.ops.gather import triton as gather
 
-    from deepinfer_cli.validate import compile_gate
-
-    ptx = compile_gate._triton_compile(gather.WIDE, "sm80").asm["ptx"]
+    ptx = compiled(gather.WIDE)
     assert "cvt.rn.bf16x2.f32" in ptx
     assert "cvt.rn.bf16.f32" not in ptx
 

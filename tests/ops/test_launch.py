@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.ops.catalog import ARCHS
+from tests.ops.catalog import INTERPRETED as OPS
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytestmark = pytest.mark.kernels
-OPS = ("gather", "combine")
 # argument types as Triton spells them, by what a launch passes
-TYPES = {torch.bfloat16: "*bf16", torch.uint8: "*u8", torch.int32: "*i32"}
+TYPES = {
+    torch.bfloat16: "*bf16",
+    torch.uint8: "*u8",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.float32: "*fp32",
+}
 
 
 class Recorder:
@@ -55,37 +65,86 @@ def test_triton_specialises_nothing_that_the_gate_does_not_say(op: str) -> None:
                 continue
             if kind.startswith("*"):
                 assert param.do_not_specialize_on_alignment, param.name
+            elif kind == "fp32":
+                # a Python float is one without being told
+                assert param.do_not_specialize and param.annotation_type in ("", kind), param.name
             else:
                 assert param.do_not_specialize and param.annotation_type == kind, param.name
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_every_launch_is_a_variant_of_the_table(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def kernels_of(module: Any) -> dict[str, Any]:
+    """Name in the op's `triton` module → kernel, for every kernel of the table."""
+    wanted = {id(variant.kernel) for arch in ARCHS for variant in module.variants(arch)}
+    return {name: value for name, value in vars(module).items() if id(value) in wanted}
+
+
+@functools.lru_cache(maxsize=1)
+def inputs_of(op: str) -> list[tuple[str, dict[str, Any]]]:
+    """Id and inputs of the smoke and bench cases; what is timed is large, and nothing is read or written here."""
+    workloads = importlib.import_module(f"deepinfer_sm80.ops.{op}.workloads")
+    smoke = [(case.id, workloads.make_inputs(case, "cpu")) for case in workloads.cases("smoke")]
+    return smoke + [(case.id, workloads.make_inputs(case, "meta")) for case in workloads.bench_cases()]
+
+
+def launches(
+    op: str, arch: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Any, dict[str, Any], str]]:
+    """Variant, arguments by name, and the case, of each launch that the cases make."""
     module = importlib.import_module(f"deepinfer_sm80.ops.{op}.triton")
     workloads = importlib.import_module(f"deepinfer_sm80.ops.{op}.workloads")
-    names = list(inspect.signature(module.variants("sm80")[0].kernel.fn).parameters)
-    left = {variant.name for variant in module.variants("sm80")}
-    for case in workloads.cases("smoke"):
-        inputs = workloads.make_inputs(case, "cpu")
-        recorder = Recorder()
-        with monkeypatch.context() as patch:
-            patch.setattr(module, f"_{op}_kernel", recorder)
-            workloads.run(inputs)
-        for _grid, args, options in recorder.launches:
-            variant = next(
-                one
-                for one in module.variants("sm80")
-                if options == {**one.constexprs, "num_warps": one.num_warps, "num_stages": one.num_stages}
-            )
-            left.discard(variant.name)
-            values = dict(zip(names, args, strict=False))
-            assert list(values) == list(variant.signature), case.id
-            for name, value in values.items():
-                if isinstance(value, torch.Tensor):
-                    assert TYPES[value.dtype] == variant.signature[name], (case.id, name)
-                else:
-                    assert type(value) is int and not variant.signature[name].startswith("*"), (case.id, name)
-    assert not left, "no smoke case reaches these"
+    kernels = kernels_of(module)
+    recorders = {name: Recorder() for name in kernels}
+    for name, recorder in recorders.items():
+        monkeypatch.setattr(module, name, recorder)
+    for case, inputs in inputs_of(op):
+        workloads.run(inputs)
+        for name, recorder in recorders.items():
+            for _grid, args, options in recorder.launches:
+                variant = next(
+                    one
+                    for one in module.variants(arch)
+                    if one.kernel is kernels[name]
+                    and options
+                    == {**one.constexprs, "num_warps": one.num_warps, "num_stages": one.num_stages}
+                )
+                names = inspect.signature(kernels[name].fn).parameters
+                yield variant, dict(zip(names, args, strict=False)), case
+            recorder.launches.clear()
+
+
+# neighbours share their inputs
+@pytest.mark.parametrize(("op", "arch"), [(op, arch) for op in OPS for arch in ("sm80", "sm86")])
+def test_every_launch_is_a_variant_of_the_table(op: str, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepinfer_sm80 import gate
+
+    from deepinfer_cli.validate import artifact, compile_gate
+
+    monkeypatch.setenv("DEEPINFER_FORCE_ARCH", arch)
+    module = importlib.import_module(f"deepinfer_sm80.ops.{op}.triton")
+    left = {variant.name for variant in module.variants(arch)}
+    small = {}
+    for limit in (None, compile_gate.SMALL_SHARED_BYTES):
+        with gate.assume(smem_limit=limit), monkeypatch.context() as patch:
+            for variant, values, case in launches(op, arch, patch):
+                left.discard(variant.name)
+                small |= {variant.name: variant} if limit else {}
+                check_arguments(variant, values, case)
+    assert not left, "no case reaches these"
+    sizes = {name: artifact.make(variant, arch).shared_bytes for name, variant in small.items()}
+    too_large = {name: size for name, size in sizes.items() if size > compile_gate.SMALL_SHARED_BYTES}
+    assert too_large == {}, "launched although shared memory was limited"
+
+
+def check_arguments(variant: Any, values: dict[str, Any], case: str) -> None:
+    """The types that the compile gate compiled for."""
+    assert list(values) == list(variant.signature), case
+    for name, value in values.items():
+        wanted = variant.signature[name]
+        if isinstance(value, torch.Tensor):
+            assert TYPES[value.dtype] == wanted, (case, name)
+        else:
+            assert type(value) is (float if wanted == "fp32" else int), (case, name)
+            assert not wanted.startswith("*"), (case, name)
 
 
 @pytest.mark.parametrize(

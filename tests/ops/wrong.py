@@ -10,11 +10,6 @@ from deepinfer_sm80.ops.combine import reference as combine
 from deepinfer_sm80.ops.gather import reference as gather
 
 
-def wrong_kernels(op: str) -> dict[str, Callable[..., Any]]:
-    """Name → function with the keyword contract of the op."""
-    return _WRONG[op]
-
-
 def _gather_off_by_one_row(**kwargs: Any) -> None:
     lens = kwargs["seq_lens"] if kwargs["gather_lens"] is None else kwargs["gather_lens"]
     shifted = torch.clamp(kwargs["seq_lens"] - 1, min=1)
@@ -63,7 +58,8 @@ def _combine_missing_padding(**kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]
     return kwargs["out"]
 
 
-_WRONG: dict[str, dict[str, Callable[..., Any]]] = {
+# op → name → function with the keyword contract of the op
+WRONG: dict[str, dict[str, Callable[..., Any]]] = {
     "gather": {
         "off-by-one-row": _gather_off_by_one_row,
         "scale-twice": _gather_scale_twice,

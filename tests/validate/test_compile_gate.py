@@ -308,6 +308,24 @@ def test_variants_of_both_languages_have_names_of_their_own(case_payload: Path):
     assert result.status is Status.RUNTIME_ERROR and "variants of equal name" in result.extra["stderr"]
 
 
+@pytest.mark.parametrize(
+    ("shared", "status", "needed"),
+    [
+        ({True: [50_000, 40_000], False: [100, 60_000]}, Status.PASSED, 40_000),
+        pytest.param(
+            {True: [50_000], False: [100]}, Status.FAILED, None, id="a-small-helper-excuses-no-large-dot"
+        ),
+        pytest.param({True: [], False: [100]}, Status.PASSED, 100, id="what-does-not-build-fails-by-itself"),
+        pytest.param({True: [], False: []}, Status.FAILED, None, id="nothing-passes"),
+        ({False: [100]}, Status.PASSED, 100),
+        ({}, Status.FAILED, None),
+    ],
+)
+def test_something_small_is_promised_for_every_kind_of_kernel(shared, status, needed):
+    result = compile_gate._promise("fake[sm80:small]", "fake", "sm80", shared, complete=True)
+    assert (result.status, result.extra.get("shared_bytes")) == (status, needed)
+
+
 @pytest.mark.kernels
 def test_no_promise_is_broken_where_not_every_variant_could_be_built(monkeypatch: pytest.MonkeyPatch):
     build = compile_gate.Build(32, 60_000, 0, 0, 4, 8, mma=False)

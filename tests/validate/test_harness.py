@@ -14,42 +14,66 @@ import torch  # noqa: E402
 
 from deepinfer_cli.validate import numerics  # noqa: E402
 from deepinfer_cli.validate.numerics import check_case, workloads_of  # noqa: E402
-from tests.ops.wrong import wrong_kernels  # noqa: E402
+from deepinfer_cli.validate.tensors import clone_inputs  # noqa: E402
+from tests.ops.catalog import OPS, oracle, wrong_kernels  # noqa: E402
 
-OPS = ("gather", "combine")
-WRONG = [(op, name) for op in OPS for name in wrong_kernels(op)]
+WRONG = wrong_kernels()
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_the_oracle_itself_passes_every_smoke_case(op):
     workloads = workloads_of(op)
     for case in workloads.cases("smoke"):
-        verdict, _done = check_case(workloads, case, "cpu", getattr(workloads.reference, op))
+        verdict, _done = check_case(workloads, case, "cpu", oracle(op))
         assert verdict.ok, f"{case.id}: {verdict.reason}"
 
 
-@pytest.mark.parametrize(("op", "name"), WRONG)
+@pytest.mark.parametrize(("op", "name"), [(op, name) for op in OPS for name in WRONG[op]])
 def test_every_wrong_kernel_fails(op, name):
-    workloads = workloads_of(op)
-    function = wrong_kernels(op)[name]
-    reasons = {}
+    workloads, reasons = workloads_of(op), {}
     for case in workloads.cases("smoke"):
         try:
-            reasons[case.id] = check_case(workloads, case, "cpu", function)[0].reason
+            reasons[case.id] = check_case(workloads, case, "cpu", WRONG[op][name])[0].reason
         except (IndexError, RuntimeError, ValueError) as error:
             reasons[case.id] = f"raised {error}"
-    assert any("elements" in reason for reason in reasons.values()), reasons
+        if "elements" in reasons[case.id] or "cosine" in reasons[case.id]:
+            return
+    pytest.fail(f"nothing sees it: {reasons}")
+
+
+def test_the_faults_that_must_be_seen_are_planted():
+    """Row off by one, scale applied twice, sink in the numerator, missing mask, wrong split merge, unrotated decode."""
+    assert {"row-off-by-one", "scale-twice", "missing-mask", "sink-in-numerator"} <= set(
+        WRONG["sparse_prefill"]
+    )
+    assert {
+        "off-by-one-row", "scale-twice", "missing-mask", "sink-in-the-numerator", "merged-without-maxima", "unrotated",
+    } <= set(WRONG["sparse_decode"])  # fmt: skip
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_a_kernel_that_does_nothing_fails(op):
+    """It returns outputs as large as they should be; or leaves what it was given."""
     workloads = workloads_of(op)
-    case = next(case for case in workloads.cases("smoke") if case.name in ("odd-length", "two-requests"))
+    seen = False
+    for case in workloads.cases("smoke"):
+        inputs = workloads.make_inputs(case, "cpu")
+        made = None if "out" in inputs and inputs["out"] is not None else oracle(op)(**clone_inputs(inputs))
+        blank = _blank(made) if made is not None else inputs["out"]
+        try:
+            seen = not check_case(workloads, case, "cpu", lambda blank=blank, **_inputs: blank)[0].ok
+        except (IndexError, RuntimeError) as error:
+            # an index list of nonsense cannot be followed
+            seen = bool(str(error))
+        if seen:
+            return
+    pytest.fail("nothing sees it")
 
-    def nothing(**inputs):
-        return inputs.get("out")
 
-    assert not check_case(workloads, case, "cpu", nothing)[0].ok
+def _blank(made):
+    tensors = made if isinstance(made, tuple) else (made,)
+    blank = tuple(torch.zeros_like(tensor) for tensor in tensors)
+    return blank if isinstance(made, tuple) else blank[0]
 
 
 def _trial(function):
