@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -34,9 +36,7 @@ _SIZES = (
     "extra_rows",
     "swa_block",
     "extra_block",
-    "has_extra",
-    "has_sink",
-    "rotated",
+    "given",
     "swa_shift",
     "extra_shift",
     "heads",
@@ -44,7 +44,11 @@ _SIZES = (
 )
 _MERGE_POINTERS = ("out_ptr", "part_ptr", "stats_ptr", "sink_ptr", "positions_ptr", "cos_sin_ptr")
 _MERGE_STRIDES = ("out_stride_token", "out_stride_head", "cos_sin_stride")
-_MERGE_SIZES = ("has_sink", "rotated", "heads", "splits")
+_MERGE_SIZES = ("given", "heads", "splits")
+# bits of `given`: which of the optional arguments there are
+_EXTRA = tl.constexpr(1)
+_SINK = tl.constexpr(2)
+_POSITIONS = tl.constexpr(4)
 
 
 @triton.jit(do_not_specialize=[*_STRIDES, *_SIZES, "scale"], do_not_specialize_on_alignment=list(_POINTERS))
@@ -75,30 +79,27 @@ def _attend_kernel(
     extra_rows: tl.int32,
     swa_block: tl.int32,
     extra_block: tl.int32,
-    has_extra: tl.int32,
-    has_sink: tl.int32,
-    rotated: tl.int32,
+    given: tl.int32,
     swa_shift: tl.int32,
     extra_shift: tl.int32,
     heads: tl.int32,
     splits: tl.int32,
     scale: tl.float32,
     BLOCK_H: tl.constexpr,
-    GROUPS: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    AHEAD: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
     split = tl.program_id(1)
     token = tl.program_id(2).to(tl.int64)
-    head = tl.program_id(0) * (BLOCK_H * GROUPS) + tl.arange(0, BLOCK_H)
+    head = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
+    used = head < heads
     row = tl.arange(0, BLOCK_K)
     column = tl.arange(0, 64)
 
     swa_begin = tl.load(swa_indptr_ptr + token)
     swa_end = tl.load(swa_indptr_ptr + token + 1)
-    extra_begin = tl.load(extra_indptr_ptr + token, mask=has_extra != 0, other=0)
-    extra_end = tl.load(extra_indptr_ptr + token + 1, mask=has_extra != 0, other=0)
+    extra_begin = tl.load(extra_indptr_ptr + token, mask=(given & _EXTRA) != 0, other=0)
+    extra_end = tl.load(extra_indptr_ptr + token + 1, mask=(given & _EXTRA) != 0, other=0)
     # a tile has rows of one cache only; a split is a run of tiles
     swa_tiles = tl.cdiv(swa_end - swa_begin, BLOCK_K)
     tiles = swa_tiles + tl.cdiv(extra_end - extra_begin, BLOCK_K)
@@ -106,19 +107,15 @@ def _attend_kernel(
     last = tiles * (split + 1) // splits
 
     # q and the accumulators come in slices of 64 columns: 7 groups of codes, each with its scale, and the tail
+    q_row = tl.multiple_of(q_ptr + token * q_stride_token + head * q_stride_head, ALIGN)
     q = ()
     acc = ()
-    largest = ()
-    total = ()
-    for group in tl.static_range(GROUPS):
-        mine = head + group * BLOCK_H
-        row_ptr = tl.multiple_of(q_ptr + token * q_stride_token + mine * q_stride_head, ALIGN)
-        row_ptr = row_ptr[:, None] + column[None, :]
-        for part in tl.static_range(8):
-            q += (tl.load(row_ptr + part * 64, mask=(mine < heads)[:, None], other=0.0),)
-            acc += (tl.zeros((BLOCK_H, 64), tl.float32),)
-        largest += (tl.full((BLOCK_H,), _LOWEST, tl.float32),)
-        total += (tl.zeros((BLOCK_H,), tl.float32),)
+    for part in tl.static_range(8):
+        acc += (tl.zeros((BLOCK_H, 64), tl.float32),)
+        if part < 7:
+            q += (tl.load(q_row[:, None] + (part * 64 + column)[None, :], mask=used[:, None], other=0.0),)
+    largest = tl.full((BLOCK_H,), _LOWEST, tl.float32)
+    total = tl.zeros((BLOCK_H,), tl.float32)
 
     swa = (
         swa_ptr,
@@ -143,76 +140,66 @@ def _attend_kernel(
         extra_shift,
     )
     slot = _load_slots(swa, extra, first, swa_tiles, last, row, BLOCK_K)
-    if AHEAD == 2:
-        valid, data_ptr, scales = _locate(swa, extra, first < swa_tiles, slot, ALIGN)
-        words = _load_all(data_ptr, valid, ALIGN)
-        slot = _load_slots(swa, extra, first + 1, swa_tiles, last, row, BLOCK_K)
     for tile in range(first, last):
-        if AHEAD < 2:
-            valid, data_ptr, scales = _locate(swa, extra, tile < swa_tiles, slot, ALIGN)
-            if AHEAD == 1:
-                words = _load_all(data_ptr, valid, ALIGN)
-            slot = _load_slots(swa, extra, tile + 1, swa_tiles, last, row, BLOCK_K)
-        kv = ()
+        valid, data_ptr, scales = _locate(swa, extra, tile < swa_tiles, slot, ALIGN)
+        # all of them before the first is used, and the next tile's slots behind them
+        words = ()
         for part in tl.static_range(8):
-            found = words[part] if AHEAD else _load_words(data_ptr, valid, part, ALIGN)
-            if part < 7:
-                kv += (_decode(found, (scales >> (8 * part)).to(tl.int32) & 255, BLOCK_K),)
-            else:
-                kv += (_scrub(found, BLOCK_K),)
-        counts = valid
-        if AHEAD == 2:
-            valid, data_ptr, scales = _locate(swa, extra, tile + 1 < swa_tiles, slot, ALIGN)
-            words = _load_all(data_ptr, valid, ALIGN)
-            slot = _load_slots(swa, extra, tile + 2, swa_tiles, last, row, BLOCK_K)
+            words += (_load_words(data_ptr, valid, part, ALIGN),)
+        slot = _load_slots(swa, extra, tile + 1, swa_tiles, last, row, BLOCK_K)
+        # the weights lie in shared memory where the tail of q lay, so it is read again for each tile: without that the
+        # small variant is 1 KiB too large for 48 KiB, and the large one for sm86. min() is 0; it keeps the load in here
+        q_tail_row = tl.multiple_of(q_row + tl.minimum(tile, 0) * 8, ALIGN)
+        q_tail = tl.load(q_tail_row[:, None] + (448 + column)[None, :], mask=used[:, None], other=0.0)
+        kv = ()
+        for part in tl.static_range(7):
+            kv += (_decode(words[part], (scales >> (8 * part)).to(tl.int32) & 255, BLOCK_K),)
+        kv += (_scrub(words[7], BLOCK_K),)
 
-        new_largest = ()
-        new_total = ()
+        # two chains of sums: a product waits for the one before it
+        even_score = tl.dot(q[0], tl.trans(kv[0]))
+        odd_score = tl.dot(q[1], tl.trans(kv[1]))
+        for part in tl.static_range(2, 7, 2):
+            even_score = tl.dot(q[part], tl.trans(kv[part]), even_score)
+        for part in tl.static_range(3, 7, 2):
+            odd_score = tl.dot(q[part], tl.trans(kv[part]), odd_score)
+        score = even_score + tl.dot(q_tail, tl.trans(kv[7]), odd_score)
+        score = tl.where(valid[None, :], score * (scale * _LOG2E), -float("inf"))
+        top = tl.maximum(largest, tl.max(score, 1))
+        shrink = tl.exp2(largest - top)
+        weight = tl.exp2(score - top[:, None])
+        largest = top
+        total = total * shrink + tl.sum(weight, 1)
+        weight = weight.to(tl.bfloat16)
         new_acc = ()
-        for group in tl.static_range(GROUPS):
-            score = tl.dot(q[8 * group], tl.trans(kv[0]))
-            for part in tl.static_range(1, 8):
-                score = tl.dot(q[8 * group + part], tl.trans(kv[part]), score)
-            score = tl.where(counts[None, :], score * (scale * _LOG2E), -float("inf"))
-            top = tl.maximum(largest[group], tl.max(score, 1))
-            shrink = tl.exp2(largest[group] - top)
-            weight = tl.exp2(score - top[:, None])
-            new_largest += (top,)
-            new_total += (total[group] * shrink + tl.sum(weight, 1),)
-            weight = weight.to(tl.bfloat16)
-            for part in tl.static_range(8):
-                new_acc += (tl.dot(weight, kv[part], acc[8 * group + part] * shrink[:, None]),)
-        largest = new_largest
-        total = new_total
+        for part in tl.static_range(8):
+            new_acc += (tl.dot(weight, kv[part], acc[part] * shrink[:, None]),)
         acc = new_acc
 
-    for group in tl.static_range(GROUPS):
-        mine = head + group * BLOCK_H
-        used = mine < heads
-        if splits == 1:
-            sink = tl.load(sink_ptr + mine, mask=used & (has_sink != 0), other=-float("inf")) * _LOG2E
-            factor = _share(largest[group], total[group], sink)[:, None]
-            out_row = tl.multiple_of(out_ptr + token * out_stride_token + mine * out_stride_head, ALIGN)
-            out_ptrs = out_row[:, None] + column[None, :]
-            for part in tl.static_range(7):
-                value = acc[8 * group + part] * factor
-                tl.store(out_ptrs + part * 64, value.to(tl.bfloat16), mask=used[:, None])
-            pair = tl.arange(0, 32)
-            cos, sin = _load_angle(positions_ptr, cos_sin_ptr, cos_sin_stride, token, pair, rotated != 0)
-            value = acc[8 * group + 7] * factor
-            even, odd = tl.split(tl.reshape(value, (BLOCK_H, 32, 2)))
-            value = _turn_back(even, odd, cos[None, :], sin[None, :])
-            value = tl.reshape(value, (BLOCK_H, 64))
-            tl.store(out_ptrs + 448, value.to(tl.bfloat16), mask=used[:, None])
-        else:
-            at = (token * splits + split) * heads + mine
-            tl.store(stats_ptr + 2 * at, largest[group], mask=used)
-            tl.store(stats_ptr + 2 * at + 1, total[group], mask=used)
-            # a split without rows leaves its part as it is; the merge sees that its total is 0
-            stored = (used & (first < last))[:, None]
-            part_ptrs = tl.multiple_of(part_ptr + at * 512, 16)[:, None] + column[None, :]
-            for part in tl.static_range(8):
-                tl.store(part_ptrs + part * 64, acc[8 * group + part], mask=stored)
+    if splits == 1:
+        sink = tl.load(sink_ptr + head, mask=used & ((given & _SINK) != 0), other=-float("inf")) * _LOG2E
+        factor = _share(largest, total, sink)[:, None]
+        out_row = tl.multiple_of(out_ptr + token * out_stride_token + head * out_stride_head, ALIGN)
+        out_ptrs = out_row[:, None] + column[None, :]
+        for part in tl.static_range(7):
+            value = acc[part] * factor
+            tl.store(out_ptrs + part * 64, value.to(tl.bfloat16), mask=used[:, None])
+        pair = tl.arange(0, 32)
+        rotated = (given & _POSITIONS) != 0
+        cos, sin = _load_angle(positions_ptr, cos_sin_ptr, cos_sin_stride, token, pair, rotated)
+        even, odd = tl.split(tl.reshape(acc[7] * factor, (BLOCK_H, 32, 2)))
+        value = _turn_back(even, odd, cos[None, :], sin[None, :])
+        value = tl.reshape(value, (BLOCK_H, 64))
+        tl.store(out_ptrs + 448, value.to(tl.bfloat16), mask=used[:, None])
+    else:
+        at = (token * splits + split) * heads + head
+        tl.store(stats_ptr + 2 * at, largest, mask=used)
+        tl.store(stats_ptr + 2 * at + 1, total, mask=used)
+        # a split without rows leaves its part as it is; the merge sees that its total is 0
+        stored = (used & (first < last))[:, None]
+        part_ptrs = tl.multiple_of(part_ptr + at * 512, 16)[:, None] + column[None, :]
+        for part in tl.static_range(8):
+            tl.store(part_ptrs + part * 64, acc[part], mask=stored)
 
 
 @triton.jit(
@@ -228,8 +215,7 @@ def _merge_kernel(
     out_stride_token: tl.int64,
     out_stride_head: tl.int64,
     cos_sin_stride: tl.int64,
-    has_sink: tl.int32,
-    rotated: tl.int32,
+    given: tl.int32,
     heads: tl.int32,
     splits: tl.int32,
     MAX_SPLITS: tl.constexpr,
@@ -245,7 +231,7 @@ def _merge_kernel(
     total = tl.load(stats_ptrs + 1, mask=split < splits, other=0.0)
     top = tl.max(largest, 0)
     total = tl.sum(total * tl.exp2(largest - top), 0)
-    sink = tl.load(sink_ptr + head, mask=has_sink != 0, other=-float("inf")) * _LOG2E
+    sink = tl.load(sink_ptr + head, mask=(given & _SINK) != 0, other=-float("inf")) * _LOG2E
     factor = _share(top, total, sink)
 
     acc = tl.zeros((512,), tl.float32)
@@ -258,9 +244,8 @@ def _merge_kernel(
         acc += tl.sum(tl.load(part_ptrs, mask=filled[:, None], other=0.0) * weight[:, None], 0)
 
     pair = tl.arange(0, 256) - 224
-    cos, sin = _load_angle(
-        positions_ptr, cos_sin_ptr, cos_sin_stride, token, pair, (pair >= 0) & (rotated != 0)
-    )
+    rotated = (pair >= 0) & ((given & _POSITIONS) != 0)
+    cos, sin = _load_angle(positions_ptr, cos_sin_ptr, cos_sin_stride, token, pair, rotated)
     even, odd = tl.split(tl.reshape(acc, (256, 2)))
     acc = tl.reshape(_turn_back(even, odd, cos, sin), (512,))
     tl.store(out_ptr + token * out_stride_token + head * out_stride_head + column, acc.to(tl.bfloat16))
@@ -333,14 +318,6 @@ def _load_words(data_ptr, valid, part: tl.constexpr, ALIGN: tl.constexpr):
 
 
 @triton.jit
-def _load_all(data_ptr, valid, ALIGN: tl.constexpr):
-    words = ()
-    for part in tl.static_range(8):
-        words += (_load_words(data_ptr, valid, part, ALIGN),)
-    return words
-
-
-@triton.jit
 def _decode(words, scale, BLOCK_K: tl.constexpr):
     """The 64 values under one scale as bfloat16 `[rows, 64]`, NaN as 0.
 
@@ -367,28 +344,19 @@ def _scrub(words, BLOCK_K: tl.constexpr):
     return bits.to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 
-def _variant(
-    heads: int,
-    groups: int,
-    rows: int,
-    num_warps: int,
-    *,
-    align: int = 16,
-    ahead: int = 0,
-    num_stages: int = 1,
-) -> Variant:
-    constexprs = {"BLOCK_H": heads, "GROUPS": groups, "BLOCK_K": rows, "AHEAD": ahead, "ALIGN": align}
+def _variant(heads: int, rows: int, num_warps: int, *, align: int = 16, measured: str = "") -> Variant:
     return Variant(
-        name=f"{heads * groups}x{rows}" + ("" if align == 16 else "-any"),
+        name=f"{heads}x{rows}" + ("" if align == 16 else "-any"),
         kernel=_attend_kernel,
         signature=_POINTERS
         | dict.fromkeys(_STRIDES, "i64")
         | dict.fromkeys(_SIZES, "i32")
         | {"scale": "fp32"},
-        constexprs=constexprs,
+        constexprs={"BLOCK_H": heads, "BLOCK_K": rows, "ALIGN": align},
         num_warps=num_warps,
-        num_stages=num_stages,
+        num_stages=1,
         expects_mma=True,
+        measured=measured,
     )
 
 
@@ -403,46 +371,68 @@ MERGE = Variant(
     num_warps=4,
     num_stages=1,
 )
-SMALL = _variant(16, 1, 16, 4)
-ANY = _variant(16, 1, 16, 4, align=1)
-MIDDLE = _variant(16, 1, 32, 4)
-WIDE = _variant(32, 1, 64, 8)
-WIDEST = _variant(32, 2, 64, 8)
+# measured: microseconds on an H200, 128 + 512 rows, T tokens, H heads, sm80 code
+ANY = _variant(16, 16, 4, align=1)
+SMALL = _variant(
+    16, 32, 4, measured="T=1: 13.0, 32x64 14.2; T=6: H=64 16.6 (15.5), H=32 14.2 (14.6); 16x16 at T=1: 19.3"
+)
+LARGE = _variant(
+    32, 64, 8, measured="T=24: H=64 35.8, 16x32 41.1; H=32 21.0 (23.6); T=96: 110 (130), 62.0 (77.4)"
+)
 # variant → bytes of shared memory
-SHARED_BYTES = {"16x16": 33_280, "16x16-any": 33_280, "16x32": 50_176, "32x64": 102_400, "64x64": 139_264}
+SHARED_BYTES = {ANY.name: 49_152, SMALL.name: 49_152, LARGE.name: 98_304}
+# variant → microseconds that a tile takes on its way through an SM, and that it takes from the SM's other tiles
+TILE_COST = {ANY.name: (2.0, 1.2), SMALL.name: (2.6, 1.8), LARGE.name: (5.2, 5.2)}
+# microseconds of the merge: to launch it, and for each KiB of partial results, written and read
+MERGE_COST = (3.0, 0.0005)
 
 
 def variants(arch: str) -> tuple[Variant, ...]:
     """Every variant that may be launched on `arch`."""
     limit = gate.SMEM_LIMITS[arch]
-    found = (SMALL, ANY, MIDDLE, WIDE, WIDEST)
-    return (*(one for one in found if SHARED_BYTES[one.name] <= limit), MERGE)
+    return (*(one for one in (ANY, SMALL, LARGE) if SHARED_BYTES[one.name] <= limit), MERGE)
 
 
-def pick(tokens: int, heads: int, aligned: bool) -> tuple[Variant, int]:
-    """The variant for so many tokens and heads, and the number of splits."""
+def pick(tokens: int, heads: int, widths: tuple[int, ...], aligned: bool) -> tuple[Variant, int]:
+    """The variant for so many tokens and heads, and the number of splits; `widths`: rows per token that each list may have."""
     device = gate.device()
     limit = device.smem_limit if device else gate.SMEM_LIMITS["sm80"]
     sm_count = device.sm_count if device else gate.SM_COUNTS["sm80"]
+    return _pick(tokens, heads, widths, aligned, sm_count, limit)
+
+
+@lru_cache(4096)
+def _pick(
+    tokens: int, heads: int, widths: tuple[int, ...], aligned: bool, sm_count: int, limit: int
+) -> tuple[Variant, int]:
     variant = SMALL if aligned else ANY
-    if aligned and limit >= SHARED_BYTES[MIDDLE.name]:
-        variant = MIDDLE
-        for wider in (WIDE, WIDEST):
-            size = wider.constexprs["BLOCK_H"] * wider.constexprs["GROUPS"]
-            if (
-                heads >= size
-                and tokens * -(-heads // size) * 4 >= sm_count
-                and limit >= SHARED_BYTES[wider.name]
-            ):
-                variant = wider
-    return variant, choose_splits(variant, tokens, heads, sm_count)
+    # with fewer tiles than SMs the large variant leaves SMs idle that the small one uses
+    large = tokens * _blocks(LARGE, heads) * _tiles(LARGE, widths) >= sm_count
+    if aligned and large and heads > 16 and limit >= SHARED_BYTES[LARGE.name]:
+        variant = LARGE
+    return variant, choose_splits(variant, tokens, heads, widths, sm_count)
 
 
-def choose_splits(variant: Variant, tokens: int, heads: int, sm_count: int) -> int:
-    """Splits per token, from what the host knows."""
-    blocks = tokens * -(-heads // (variant.constexprs["BLOCK_H"] * variant.constexprs["GROUPS"]))
-    most = min(MAX_SPLITS, 640 // variant.constexprs["BLOCK_K"])
-    return max(1, min(most, sm_count * (2 if variant.num_warps == 4 else 1) // blocks))
+def choose_splits(variant: Variant, tokens: int, heads: int, widths: tuple[int, ...], sm_count: int) -> int:
+    """Splits per token: the number with the shortest modelled time, of those that give no split more tiles than it must."""
+    tiles = max(1, _tiles(variant, widths))
+    blocks = tokens * _blocks(variant, heads)
+    alone, shared = TILE_COST[variant.name]
+    found = {}
+    for per_split in range(-(-tiles // MAX_SPLITS), tiles + 1):
+        splits = -(-tiles // per_split)
+        on_one_sm = -(-blocks * splits // sm_count) * per_split
+        merge = MERGE_COST[0] + MERGE_COST[1] * 4 * tokens * heads * splits if splits > 1 else 0.0
+        found.setdefault(splits, max(alone * per_split, shared * on_one_sm) + merge)
+    return min(found, key=found.__getitem__)
+
+
+def _blocks(variant: Variant, heads: int) -> int:
+    return -(-heads // int(variant.constexprs["BLOCK_H"]))
+
+
+def _tiles(variant: Variant, widths: tuple[int, ...]) -> int:
+    return sum(-(-width // int(variant.constexprs["BLOCK_K"])) for width in widths)
 
 
 def launch(
@@ -456,10 +446,14 @@ def launch(
 ) -> None:
     """Launches the kernel on checked arguments, and the merge if there are splits."""
     tokens, heads = q.shape[:2]
-    addresses = [cache.data_ptr() | cache.stride(0) for cache, _indices, _indptr in lists]
-    addresses += [rows.data_ptr() | 2 * rows.stride(0) | 2 * rows.stride(1) for rows in (q, out)]
-    aligned = all(address % 16 == 0 for address in addresses)
-    variant, splits = pick(tokens, heads, aligned)
+    address = 0
+    for cache, _indices, _indptr in lists:
+        address |= cache.data_ptr() | cache.stride(0)
+    for rows in (q, out):
+        address |= rows.data_ptr() | 2 * (rows.stride(0) | rows.stride(1))
+    # vLLM sizes a list for its tokens times the widest row: what a token has is on the device only
+    widths = tuple(-(-indices.shape[0] // tokens) for _cache, indices, _indptr in lists)
+    variant, splits = pick(tokens, heads, widths, address % 16 == 0)
     run(variant, splits, q, out, lists, scale, sink, positions, cos_sin_cache)
 
 
@@ -485,11 +479,10 @@ def run(
     angles = part if cos_sin_cache is None else cos_sin_cache
     places = part.view(torch.int64) if positions is None else positions
     stride = 0 if cos_sin_cache is None else cos_sin_cache.stride(0)
-    block_heads = variant.constexprs["BLOCK_H"] * variant.constexprs["GROUPS"]
     swa_inverse, swa_shift = inverse(swa.shape[1])
     extra_inverse, extra_shift = inverse(extra.shape[1])
-    has_sink, rotated = int(sink is not None), int(positions is not None)
-    _attend_kernel[(-(-heads // block_heads), splits, tokens)](
+    given = len(lists) - 1 + 2 * (sink is not None) + 4 * (positions is not None)
+    _attend_kernel[(_blocks(variant, heads), splits, tokens)](
         q,
         out,
         part,
@@ -514,9 +507,7 @@ def run(
         extra.shape[0] * extra.shape[1],
         swa.shape[1],
         extra.shape[1],
-        len(lists) - 1,
-        has_sink,
-        rotated,
+        given,
         swa_shift,
         extra_shift,
         heads,
@@ -537,8 +528,7 @@ def run(
             out.stride(0),
             out.stride(1),
             stride,
-            has_sink,
-            rotated,
+            given,
             heads,
             splits,
             **MERGE.constexprs,
@@ -547,6 +537,7 @@ def run(
         )
 
 
+@lru_cache(64)
 def inverse(block_size: int) -> tuple[int, int]:
     """A factor and a shift: slot // block_size is `slot * factor >> shift` for every slot below 2^31, without overflow."""
     shift = 31 + (block_size - 1).bit_length()

@@ -186,7 +186,8 @@ def call_kwargs(inputs: Mapping[str, Any], style: str) -> dict[str, Any]:
         "swa_only": extra is None,
         "topk_indices": None,
         "topk_lens": None,
-        "swa_indices": None,
+        # only looked at for its shape where the ragged lists are given
+        "swa_indices": inputs["swa_indptr"][:-1, None, None],
         "swa_lens": None,
         "swa_ragged_indices": inputs["swa_indices"],
         "swa_ragged_indptr": inputs["swa_indptr"],
