@@ -263,6 +263,44 @@ def test_arguments_that_a_release_does_not_know_are_left_out():
     assert baselines.adapt(new, workloads, "stock")(**inputs) == inputs["max_gather_len"]
 
 
+def test_what_stock_leaves_undefined_is_only_asked_of_the_overlay():
+    workloads = workloads_of("ragged")
+    case = next(case for case in workloads.cases("smoke") if case.name == "swa-decode")
+    inputs = workloads.make_inputs(case, "cpu")
+    want = workloads.expected(case, inputs)
+
+    def leaves_the_rest(**arguments):
+        flat, indptr = workloads.reference.build_ragged(**arguments)
+        flat[indptr[-1] :] = 12345
+        return flat, indptr
+
+    outcomes = [
+        bench_worker.check(workloads, case, inputs, baselines.Provider(name, leaves_the_rest), want)[0]
+        for name in ("overlay", "stock")
+    ]
+    assert outcomes == [Status.FAILED, Status.PASSED]
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("version", ["0.30.0", "0.31.0", "0.32.0", "0.33.0"])
+def test_every_call_of_stock_names_what_its_release_asks_for(real_release, version):
+    """All arguments without a default are given, of whatever each release calls them."""
+    import ast
+
+    root = real_release(version)
+    for op, sources in baselines._STOCK.items():
+        workloads = workloads_of(op)
+        inputs = workloads.make_inputs(workloads.bench_cases()[0], "meta")
+        for name, source in sources.items():
+            module = source.module.format(layout=stock.layout_of(root / "vllm"))
+            tree = ast.parse(root.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8"))
+            (function,) = [
+                one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == source.symbol
+            ]
+            needed = {one.arg for one in function.args.args[: -len(function.args.defaults) or None]}
+            assert needed <= set(workloads.call_kwargs(inputs, name)), (op, name)
+
+
 def test_a_red_provider_is_never_timed():
     workloads = workloads_of("combine")
     case = next(case for case in workloads.cases("smoke") if case.name == "two-requests")

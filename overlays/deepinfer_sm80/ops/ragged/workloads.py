@@ -114,6 +114,12 @@ def call_kwargs(inputs: Mapping[str, Any], style: str) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if name != "compact"}
 
 
+def defined(outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What stock defines of its outputs: `flat` up to the last row's end."""
+    flat, indptr = outputs["flat"], outputs["indptr"]
+    return {"flat": flat[: int(indptr[-1])], "indptr": indptr}
+
+
 def bytes_moved(case: Case) -> int:
     """Bytes that must be read and written: half of a row on average, in and out, its length and its start."""
     tokens, width = case.params["tokens"], case.params["width"]
