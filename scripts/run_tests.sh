@@ -20,7 +20,7 @@ install() { # folder, python, extras
 }
 
 echo "== sizes: torch 2.13.0 is about 190 MB as a CPU build and several GB with CUDA; which one you get is your pip"
-echo "   index's choice (TORCH_INDEX=URL adds one). The first run also downloads four vLLM wheels, 1.3 GB, and keeps"
+echo "   index's choice (TORCH_INDEX=URL adds one). TileLang is 50 MB; its kernels are built where nvcc is. The first run also downloads four vLLM wheels, 1.3 GB, and keeps"
 echo "   their Python files (about 200 MB) in the cache folder."
 echo "== installing into .venv (Python $("$first_python" -c 'import platform; print(platform.python_version())'))"
 install .venv "$first_python" test,lint
