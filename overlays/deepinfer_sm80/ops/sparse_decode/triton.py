@@ -1,5 +1,7 @@
 """The sparse decode kernels, their launch, and the table of their variants."""
 
+# mypy: disable-error-code="assignment,misc"
+# (tuples that grow in unrolled loops are tuples of one length to it)
 from __future__ import annotations
 
 from functools import lru_cache
@@ -384,7 +386,7 @@ SHARED_BYTES = {ANY.name: 49_152, SMALL.name: 49_152, LARGE.name: 98_304}
 # variant → microseconds that a tile takes on its way through an SM, and that it takes from the SM's other tiles
 TILE_COST = {ANY.name: (2.0, 1.2), SMALL.name: (2.6, 1.8), LARGE.name: (5.2, 5.2)}
 # microseconds of the merge: to launch it, and for each KiB of partial results, written and read
-MERGE_COST = (3.0, 0.0005)
+MERGE_COST = (3.0, 0.00025)
 
 
 def variants(arch: str) -> tuple[Variant, ...]:
@@ -418,13 +420,13 @@ def choose_splits(variant: Variant, tokens: int, heads: int, widths: tuple[int, 
     tiles = max(1, _tiles(variant, widths))
     blocks = tokens * _blocks(variant, heads)
     alone, shared = TILE_COST[variant.name]
-    found = {}
+    found: dict[int, float] = {}
     for per_split in range(-(-tiles // MAX_SPLITS), tiles + 1):
         splits = -(-tiles // per_split)
         on_one_sm = -(-blocks * splits // sm_count) * per_split
         merge = MERGE_COST[0] + MERGE_COST[1] * 4 * tokens * heads * splits if splits > 1 else 0.0
         found.setdefault(splits, max(alone * per_split, shared * on_one_sm) + merge)
-    return min(found, key=found.__getitem__)
+    return min(found, key=lambda splits: found[splits])
 
 
 def _blocks(variant: Variant, heads: int) -> int:
