@@ -29,34 +29,54 @@ def build(hidden: int, slices: int, tokens: int, threads: int, parts: int) -> An
     rounds = -(-tokens * shares // warps)
     slice_rounds = -(-slices // shares)
     sums = MIXES + 1
-    mix_rounds = -(-tokens * MIXES // threads)
+    mix_rounds = -(-tokens // warps)
     vectors = hidden // 8
     per_part = -(-vectors // parts)
     per_thread = -(-per_part // threads)
     f32, i32, bf16 = T.float32, T.int32, T.bfloat16
     num_tokens = T.dynamic("num_tokens")
 
+    def fast_rcp(value: Any) -> Any:
+        # one instruction, 1 ulp; what an IEEE division adds is half of the time of the sinkhorn chain
+        return T.call_extern("float32", "tl::fast_rcp", value)
+
+    def fast_exp(value: Any) -> Any:
+        return T.call_extern("float32", "__expf", value)
+
     @T.macro
     def coefficients(
-        block, partial, hc_scale, hc_base, post, comb, next_pre, rms_eps, pre_eps, eps, factor, repeat, numel
+        block,
+        partial,
+        hc_scale,
+        hc_base,
+        post,
+        comb,
+        next_pre,
+        rms_eps,
+        pre_eps,
+        eps,
+        factor,
+        repeat,
+        per_element,
     ):
         tid = T.get_thread_binding()
         warp, lane = tid // WARP, tid % WARP
-        shared = T.alloc_shared((tokens, shares, sums), f32)
-        logits = T.alloc_shared((tokens, COMB), f32)
+        shared = T.alloc_shared((tokens, shares, WARP), f32)
+        start = T.alloc_shared((tokens, COMB), f32)
         value = T.alloc_local((1,), f32)
         square = T.alloc_local((1,), f32)
-        slope = T.alloc_local((mix_rounds,), f32)
-        base = T.alloc_local((mix_rounds,), f32)
-        cell = T.alloc_local((STREAMS, STREAMS), f32)
-        scale = T.alloc_local((STREAMS,), f32)
         most = T.alloc_local((1,), f32)
+        slope = T.alloc_local((1,), f32)
+        base = T.alloc_local((1,), f32)
+        cell = T.alloc_local((STREAMS, STREAMS), f32)
+        row_sum = T.alloc_local((STREAMS,), f32)
+        column_sum = T.alloc_local((STREAMS,), f32)
+        row = T.alloc_local((STREAMS,), f32)
+        column = T.alloc_local((STREAMS,), f32)
 
-        # read before the barrier, so that nothing waits for them after it
-        for r in T.unroll(mix_rounds):
-            n = (r * threads + tid) % MIXES
-            slope[r] = hc_scale[T.min(n // STREAMS, 2)]
-            base[r] = hc_base[n]
+        # a lane keeps to one mix of all tokens
+        slope[0] = hc_scale[T.min(lane // STREAMS, 2)]
+        base[0] = hc_base[T.min(lane, MIXES - 1)]
         for r in T.unroll(rounds):
             item = r * warps + warp
             m, share = item // shares, item % shares
@@ -69,58 +89,62 @@ def build(hidden: int, slices: int, tokens: int, threads: int, parts: int) -> An
                 shared[m, share, lane] = value[0]
         T.sync_threads()
         for r in T.unroll(mix_rounds):
-            v = r * threads + tid
-            m, n = v // MIXES, v % MIXES
+            m = r * warps + warp
             token = block * tokens + m
-            if (v < tokens * MIXES) & (token < num_tokens):
+            if (m < tokens) & (token < num_tokens):
                 value[0] = 0.0
                 square[0] = 0.0
                 for s in T.unroll(shares):
-                    value[0] += shared[m, s, n]
+                    value[0] += shared[m, s, T.min(lane, SQRSUM)]
                     square[0] += shared[m, s, SQRSUM]
-                value[0] = value[0] * T.rsqrt(square[0] / numel + rms_eps) * slope[r] + base[r]
-                if n < STREAMS:
-                    next_pre[token, n] = 1.0 / (1.0 + T.exp(-value[0])) + pre_eps
-                elif n < 2 * STREAMS:
-                    post[token, n - STREAMS] = 1.0 / (1.0 + T.exp(-value[0])) * factor
+                value[0] = value[0] * T.rsqrt(square[0] * per_element + rms_eps) * slope[0] + base[0]
+                # all lanes shuffle, 8 to 23 hold the residual mix: four rows of four lanes
+                most[0] = T.max(value[0], T.shfl_xor(value[0], 1))
+                most[0] = T.max(most[0], T.shfl_xor(most[0], 2))
+                if lane < 2 * STREAMS:
+                    value[0] = fast_rcp(1.0 + fast_exp(-value[0]))
                 else:
-                    logits[m, n - 2 * STREAMS] = value[0]
+                    value[0] = fast_exp(value[0] - most[0])
+                square[0] = value[0] + T.shfl_xor(value[0], 1)
+                square[0] += T.shfl_xor(square[0], 2)
+                if lane < STREAMS:
+                    next_pre[token, lane] = value[0] + pre_eps
+                elif lane < 2 * STREAMS:
+                    post[token, lane - STREAMS] = value[0] * factor
+                elif lane < MIXES:
+                    start[m, lane - 2 * STREAMS] = value[0] * fast_rcp(square[0]) + eps
         T.sync_threads()
-        # one thread per token: four sums and four reciprocals at once are all the parallelism there is
+        # One thread per token. The mix is row_j * cell_jk * column_k all the time, so that an iteration changes eight
+        # factors and not sixteen cells: normalising row j divides by row_j * (sum_k cell_jk column_k) + eps, so the
+        # new factor's inverse is that sum + eps * the old factor's inverse.
         token = block * tokens + tid
         if (tid < tokens) & (token < num_tokens):
             for j in T.unroll(STREAMS):
-                most[0] = logits[tid, j * STREAMS]
-                for k in T.unroll(STREAMS - 1):
-                    most[0] = T.max(most[0], logits[tid, j * STREAMS + k + 1])
+                for k in T.vectorized(STREAMS):
+                    cell[j, k] = start[tid, j * STREAMS + k]
+                row[j] = 1.0
+                row_sum[j] = 1.0
+            for k in T.unroll(STREAMS):
+                column_sum[k] = ((cell[0, k] + cell[1, k]) + (cell[2, k] + cell[3, k])) + eps
+                column[k] = fast_rcp(column_sum[k])
+            for _ in T.serial(repeat - 1):
+                for j in T.unroll(STREAMS):
+                    row_sum[j] *= eps
                 for k in T.unroll(STREAMS):
-                    cell[j, k] = T.exp(logits[tid, j * STREAMS + k] - most[0])
-                scale[j] = T.ieee_frcp((cell[j, 0] + cell[j, 1]) + (cell[j, 2] + cell[j, 3]))
-                for k in T.unroll(STREAMS):
-                    cell[j, k] = cell[j, k] * scale[j] + eps
-            for r in T.serial(repeat):
-                if r > 0:
                     for j in T.unroll(STREAMS):
-                        scale[j] = T.call_extern(
-                            "float32",
-                            "__fdividef",
-                            1.0,
-                            ((cell[j, 0] + cell[j, 1]) + (cell[j, 2] + cell[j, 3])) + eps,
-                        )
-                    for j in T.unroll(STREAMS):
-                        for k in T.unroll(STREAMS):
-                            cell[j, k] *= scale[j]
+                        row_sum[j] = T.ieee_fmaf(cell[j, k], column[k], row_sum[j])
+                for j in T.unroll(STREAMS):
+                    row[j] = fast_rcp(row_sum[j])
                 for k in T.unroll(STREAMS):
-                    scale[k] = T.call_extern(
-                        "float32",
-                        "__fdividef",
-                        1.0,
-                        ((cell[0, k] + cell[1, k]) + (cell[2, k] + cell[3, k])) + eps,
-                    )
+                    column_sum[k] *= eps
                 for j in T.unroll(STREAMS):
                     for k in T.unroll(STREAMS):
-                        cell[j, k] *= scale[k]
+                        column_sum[k] = T.ieee_fmaf(cell[j, k], row[j], column_sum[k])
+                for k in T.unroll(STREAMS):
+                    column[k] = fast_rcp(column_sum[k])
             for j in T.unroll(STREAMS):
+                for k in T.unroll(STREAMS):
+                    cell[j, k] *= row[j] * column[k]
                 for k in T.vectorized(STREAMS):
                     comb[token, j * STREAMS + k] = cell[j, k]
 
@@ -147,7 +171,7 @@ def build(hidden: int, slices: int, tokens: int, threads: int, parts: int) -> An
                 value[0] += partial[at, token, COLLAPSED]
         for step in T.unroll(5):
             value[0] += T.shfl_xor(value[0], 1 << step)
-        value[0] = T.rsqrt(value[0] / hidden + norm_eps)
+        value[0] = T.rsqrt(value[0] * (1.0 / hidden) + norm_eps)
         for q in T.unroll(per_thread):
             v = q * threads + tid
             column = (part * per_part + v) * 8
@@ -172,7 +196,7 @@ def build(hidden: int, slices: int, tokens: int, threads: int, parts: int) -> An
         sinkhorn_eps: f32,
         post_mult: f32,
         sinkhorn_repeat: i32,
-        numel: f32,
+        per_element: f32,
         norm_eps: f32,
         rows_to_normalise: i32,
     ):
@@ -191,7 +215,7 @@ def build(hidden: int, slices: int, tokens: int, threads: int, parts: int) -> An
                     sinkhorn_eps,
                     post_mult,
                     sinkhorn_repeat,
-                    numel,
+                    per_element,
                 )
             else:
                 normalise(block - T.ceildiv(num_tokens, tokens), partial, layer_input, norm_weight, norm_eps)

@@ -32,9 +32,15 @@ def build(hidden: int, threads: int, vectors: int, sqrsum: bool) -> Any:
             weight = T.alloc_local((STREAMS + COMB,), f32)
             old = T.alloc_local((vectors, STREAMS, 8), bf16)
             other = T.alloc_local((vectors, 8), bf16)
-            fresh = T.alloc_local((8,), bf16)
+            # what is stored as one access of 16 bytes; nvcc makes four of a plain store here
+            fresh_raw = T.alloc_local((4,), T.uint32)
+            fresh = T.view(fresh_raw, (8,), bf16)
             chain = T.alloc_local((8,), f32)
             square = T.alloc_local((1,), f32)
+            lost = T.alloc_local((1,), f32)
+            before = T.alloc_local((1,), f32)
+            value = T.alloc_local((1,), f32)
+            gained = T.alloc_local((1,), f32)
             total = T.alloc_local((1,), f64)
             shared = T.alloc_shared((warps,), f64)
             for v in T.unroll(vectors):
@@ -55,6 +61,7 @@ def build(hidden: int, threads: int, vectors: int, sqrsum: bool) -> Any:
                 column = part * columns + (v * threads + tid) * 8
                 if column < hidden:
                     square[0] = 0.0
+                    lost[0] = 0.0
                     for j in T.unroll(STREAMS):
                         for e in T.unroll(8):
                             chain[e] = weight[j] * T.cast(other[v, e], f32)
@@ -65,14 +72,22 @@ def build(hidden: int, threads: int, vectors: int, sqrsum: bool) -> Any:
                                 )
                         for e in T.vectorized(8):
                             fresh[e] = T.cast(chain[e], bf16)
-                        for e in T.vectorized(8):
-                            new_residual[token, j, column + e] = fresh[e]
+                        T.stg128(new_residual[token, j, column], fresh_raw[0:4])
                         if sqrsum:
                             for e in T.unroll(8):
-                                square[0] += T.cast(fresh[e], f32) * T.cast(fresh[e], f32)
-                    # the row's sum is large beside its parts: float32 would lose more than it may
+                                value[0] = T.cast(fresh[e], f32)
+                                value[0] = T.ieee_mul(value[0], value[0])
+                                before[0] = square[0]
+                                square[0] = T.ieee_add(before[0], value[0])
+                                # Knuth's two-sum: a bf16's square is exact in float32, the rest of the sum is kept
+                                gained[0] = T.ieee_sub(square[0], before[0])
+                                lost[0] += T.ieee_add(
+                                    T.ieee_sub(before[0], T.ieee_sub(square[0], gained[0])),
+                                    T.ieee_sub(value[0], gained[0]),
+                                )
+                    # float64 from here on, which cards without fast float64 could not do for every element
                     if sqrsum:
-                        total[0] += T.cast(square[0], f64)
+                        total[0] += T.cast(square[0], f64) + T.cast(lost[0], f64)
             if sqrsum:
                 for step in T.unroll(5):
                     total[0] += T.shfl_xor(total[0], 1 << step)

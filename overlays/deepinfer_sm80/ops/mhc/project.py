@@ -38,15 +38,21 @@ def build(
     passes = -(-block_m // rows)
     fn_vectors = MIXES * block_k // 4
     fn_passes = -(-fn_vectors // threads)
-    output_passes = -(-block_m * MIXES // threads)
-    mix_size = MIXES + STREAMS if source == "post" else STREAMS
-    mix_passes = -(-block_m * mix_size // threads)
+    # 32 lanes to a token's 24 mixes: no index is divided by 24, which is slow where it ends in 64-bit arithmetic
+    output_passes = -(-block_m * 32 // threads)
+    mix_size = MIXES if source == "post" else STREAMS
     comb_at, pre_at = STREAMS, mix_size - STREAMS
+    mix_lanes = 8 if source == "post" else 1
+    mix_passes = -(-block_m * mix_lanes // threads)
+    # With one block of columns nothing is prefetched. Its rows then travel as asynchronous copies: ptxas would issue
+    # plain loads of them only after fn has arrived, and wait for memory twice.
+    async_rows = blocks == 1
+    landed_shape = block_m, (STREAMS + (source != "residual")) * block_h
     # float32 fn rows are padded: 24 threads read 24 rows at one column
     groups = threads // MIXES
     b_shape = (2 * MIXES, block_k) if mma else (MIXES, block_k + 4)
     c_shape = (block_m, 2 * MIXES) if mma else (groups, block_m * MIXES)
-    bf16, f32, i32 = T.bfloat16, T.float32, T.int32
+    bf16, f32, i32, u32 = T.bfloat16, T.float32, T.int32, T.uint32
     num_tokens = T.dynamic("num_tokens")
 
     @T.macro
@@ -93,6 +99,53 @@ def build(
                         other[p, e] = x[token, column + lane * 8 + e]
 
     @T.macro
+    def land(source_row, at, landing, row, extent, here):
+        T.ptx_cp_async(
+            T.access_ptr(landing[row, at], "w", extent=extent),
+            T.access_ptr(source_row, "r", extent=extent),
+            extent,
+            predicate=here,
+        )
+
+    @T.macro
+    def land_mix(post_mix, comb_mix, pre_mix, mix, first, tid):
+        for p in T.unroll(mix_passes):
+            m = (p * threads + tid) // mix_lanes
+            q = (p * threads + tid) % mix_lanes
+            here = first + m < num_tokens
+            if m < block_m:
+                if source != "post":
+                    land(pre_mix[first + m, 0], 0, mix, m, STREAMS, here)
+                elif q == 0:
+                    land(post_mix[first + m, 0], 0, mix, m, STREAMS, here)
+                elif q <= STREAMS:
+                    land(comb_mix[first + m, (q - 1) * STREAMS], q * STREAMS, mix, m, STREAMS, here)
+                elif q == STREAMS + 1:
+                    land(pre_mix[first + m, 0], pre_at, mix, m, STREAMS, here)
+
+    @T.macro
+    def land_rows(residual, x, landed, first, column, row, lane):
+        for p in T.unroll(passes):
+            m = p * rows + row
+            here = first + m < num_tokens
+            if m < block_m:
+                for i in T.unroll(STREAMS):
+                    land(
+                        residual[first + m, i, column + lane * 8], i * block_h + lane * 8, landed, m, 8, here
+                    )
+                if source != "residual":
+                    land(x[first + m, column + lane * 8], STREAMS * block_h + lane * 8, landed, m, 8, here)
+
+    @T.macro
+    def take_rows(landed, old, other, p, m, lane):
+        for i in T.unroll(STREAMS):
+            for e in T.vectorized(8):
+                old[p, i, e] = landed[m, i * block_h + lane * 8 + e]
+        if source != "residual":
+            for e in T.vectorized(8):
+                other[p, e] = landed[m, STREAMS * block_h + lane * 8 + e]
+
+    @T.macro
     def multiply(a_shared, b_shared, acc, tid):
         # thread = one column of the projection and an interleaved share of k, for all tokens
         n = tid % MIXES
@@ -133,108 +186,106 @@ def build(
             a_shared = T.alloc_shared((block_m, block_k), bf16)
             b_shared = T.alloc_shared(b_shape, bf16 if mma else f32)
             c_shared = T.alloc_shared(c_shape, f32)
-            mix = T.alloc_shared((block_m, mix_size), f32)
             acc = T.alloc_fragment((block_m, 2 * MIXES), f32) if mma else T.alloc_local((block_m,), f32)
 
+            mix = T.alloc_shared((block_m, mix_size), f32)
+            landed = T.alloc_shared(landed_shape, bf16) if async_rows else None
             fn_values = T.alloc_local((fn_passes, 4), f32)
             high = T.alloc_local((4,), bf16)
             low = T.alloc_local((4,), bf16)
             old = T.alloc_local((passes, STREAMS, 8), bf16)
             other = T.alloc_local((passes, 8), bf16)
-            fresh = T.alloc_local((8,), bf16)
-            out = T.alloc_local((8,), bf16)
+            # what is stored as one access of 16 bytes; nvcc makes four of a plain store here
+            fresh_raw = T.alloc_local((4,), u32)
+            out_raw = T.alloc_local((4,), u32)
+            fresh = T.view(fresh_raw, (8,), bf16)
+            out = T.view(out_raw, (8,), bf16)
             chain = T.alloc_local((8,), f32)
             total = T.alloc_local((8,), f32)
             mean = T.alloc_local((8,), f32)
             squares = T.alloc_local((passes, 2), f32)
-            mix_values = T.alloc_local((mix_passes,), f32)
+            stream_0 = T.alloc_local((8,), bf16)
             weight = T.alloc_local((mix_size,), f32)
 
             T.clear(acc)
             T.clear(squares)
             T.clear(old)
             T.clear(other)
+            land_mix(post_mix, comb_mix, pre_mix, mix, first, tid)
+            if async_rows:
+                land_rows(residual, x, landed, first, split * blocks * block_h, row, lane)
+            T.ptx_commit_group()
             load_fn(fn, fn_values, split * blocks * block_h, tid)
-            load_rows(residual, x, old, other, first, split * blocks * block_h, row, lane, use_pre)
-            # through registers, so that these loads too are under way at once
-            for p in T.unroll(mix_passes):
-                v = p * threads + tid
-                m = v // mix_size
-                c = v % mix_size
-                mix_values[p] = 0.0
-                if (v < block_m * mix_size) & (first + m < num_tokens):
-                    if (c >= pre_at) & (use_pre != 0):
-                        mix_values[p] = pre_mix[first + m, c - pre_at]
-                    if source == "post":
-                        if c < comb_at:
-                            mix_values[p] = post_mix[first + m, c]
-                        elif c < pre_at:
-                            mix_values[p] = comb_mix[first + m, c - comb_at]
-            for p in T.unroll(mix_passes):
-                v = p * threads + tid
-                if v < block_m * mix_size:
-                    mix[v // mix_size, v % mix_size] = mix_values[p]
+            if not async_rows:
+                load_rows(residual, x, old, other, first, split * blocks * block_h, row, lane, use_pre)
 
             for it in T.serial(blocks):
                 column = (split * blocks + it) * block_h
                 store_fn(fn_values, b_shared, high, low, tid)
+                if it == 0:
+                    T.ptx_wait_group(0)
+                    T.sync_threads()
                 for p in T.unroll(passes):
                     m = p * rows + row
-                    if m < block_m:
-                        token = first + m
-                        for q in T.unroll(mix_size // 4):
-                            for e in T.vectorized(4):
-                                weight[q * 4 + e] = mix[m, q * 4 + e]
-                        for j in T.unroll(STREAMS):
-                            if source == "post":
+                    token = first + m
+                    for q in T.unroll(mix_size // 4):
+                        for e in T.vectorized(4):
+                            weight[q * 4 + e] = mix[T.min(m, block_m - 1), q * 4 + e]
+                    if async_rows:
+                        take_rows(landed, old, other, p, T.min(m, block_m - 1), lane)
+                    for j in T.unroll(STREAMS):
+                        if source == "post":
+                            for e in T.unroll(8):
+                                chain[e] = weight[j] * T.cast(other[p, e], f32)
+                            for i in T.unroll(STREAMS):
                                 for e in T.unroll(8):
-                                    chain[e] = weight[j] * T.cast(other[p, e], f32)
-                                for i in T.unroll(STREAMS):
-                                    for e in T.unroll(8):
-                                        chain[e] = T.ieee_fmaf(
-                                            weight[comb_at + i * STREAMS + j],
-                                            T.cast(old[p, i, e], f32),
-                                            chain[e],
-                                        )
-                                for e in T.vectorized(8):
-                                    fresh[e] = T.cast(chain[e], bf16)
-                                if token < num_tokens:
-                                    for e in T.vectorized(8):
-                                        new_residual[token, j, column + lane * 8 + e] = fresh[e]
-                            else:
-                                for e in T.vectorized(8):
-                                    fresh[e] = old[p, j, e]
-                            if source != "x":
+                                    chain[e] = T.ieee_fmaf(
+                                        weight[comb_at + i * STREAMS + j],
+                                        T.cast(old[p, i, e], f32),
+                                        chain[e],
+                                    )
+                            for e in T.vectorized(8):
+                                fresh[e] = T.cast(chain[e], bf16)
+                            if (m < block_m) & (token < num_tokens):
+                                T.stg128(new_residual[token, j, column + lane * 8], fresh_raw[0:4])
+                        else:
+                            for e in T.vectorized(8):
+                                fresh[e] = old[p, j, e]
+                        if source != "x":
+                            if m < block_m:
                                 for e in T.vectorized(8):
                                     a_shared[m, j * block_h + lane * 8 + e] = fresh[e]
-                                for e in T.unroll(8):
-                                    squares[p, 0] += T.cast(fresh[e], f32) * T.cast(fresh[e], f32)
                             for e in T.unroll(8):
-                                value = T.cast(fresh[e], f32)
-                                if j == 0:
-                                    total[e] = T.if_then_else(use_pre != 0, weight[pre_at] * value, value)
-                                    mean[e] = value
-                                else:
-                                    if use_pre != 0:
-                                        total[e] = T.ieee_fmaf(weight[pre_at + j], value, total[e])
-                                    mean[e] += value
-                        if source == "x":
+                                squares[p, 0] += T.cast(fresh[e], f32) * T.cast(fresh[e], f32)
+                        if j == 0:
+                            for e in T.vectorized(8):
+                                stream_0[e] = fresh[e]
+                            for e in T.unroll(8):
+                                total[e] = weight[pre_at] * T.cast(fresh[e], f32)
+                                mean[e] = T.cast(fresh[e], f32)
+                        else:
+                            for e in T.unroll(8):
+                                total[e] = T.ieee_fmaf(weight[pre_at + j], T.cast(fresh[e], f32), total[e])
+                                mean[e] += T.cast(fresh[e], f32)
+                    if source == "x":
+                        if m < block_m:
                             for e in T.vectorized(8):
                                 a_shared[m, lane * 8 + e] = other[p, e]
-                            for e in T.unroll(8):
-                                squares[p, 0] += T.cast(other[p, e], f32) * T.cast(other[p, e], f32)
-                        for e in T.vectorized(8):
-                            out[e] = T.cast(total[e], bf16)
                         for e in T.unroll(8):
-                            squares[p, 1] += T.cast(out[e], f32) * T.cast(out[e], f32)
-                        if token < num_tokens:
+                            squares[p, 0] += T.cast(other[p, e], f32) * T.cast(other[p, e], f32)
+                    for e in T.vectorized(8):
+                        out[e] = T.cast(total[e], bf16)
+                    if use_pre == 0:
+                        for e in T.vectorized(8):
+                            out[e] = stream_0[e]
+                    for e in T.unroll(8):
+                        squares[p, 1] += T.cast(out[e], f32) * T.cast(out[e], f32)
+                    if (m < block_m) & (token < num_tokens):
+                        T.stg128(collapsed[token, column + lane * 8], out_raw[0:4])
+                        if source == "post" and write_aux != 0:
                             for e in T.vectorized(8):
-                                collapsed[token, column + lane * 8 + e] = out[e]
-                            if source == "post" and write_aux != 0:
-                                for e in T.vectorized(8):
-                                    out[e] = T.cast(mean[e] * 0.25, bf16)
-                                for e in T.vectorized(8):
-                                    aux[token, column + lane * 8 + e] = out[e]
+                                out[e] = T.cast(mean[e] * 0.25, bf16)
+                            T.stg128(aux[token, column + lane * 8], out_raw[0:4])
                 # the next block's loads are under way while this one is multiplied
                 if it + 1 < blocks:
                     load_fn(fn, fn_values, column + block_h, tid)
@@ -260,16 +311,15 @@ def build(
                         c_shared[tid // MIXES, m * MIXES + tid % MIXES] = acc[m]
             T.sync_threads()
             for p in T.unroll(output_passes):
-                v = p * threads + tid
-                m = v // MIXES
-                n = v % MIXES
-                if (v < block_m * MIXES) & (first + m < num_tokens):
+                m = (p * threads + tid) // 32
+                n = (p * threads + tid) % 32
+                if (m < block_m) & (n < MIXES) & (first + m < num_tokens):
                     if mma:
                         partial[split, first + m, n] = c_shared[m, n] + c_shared[m, n + MIXES]
                     else:
-                        chain[0] = c_shared[0, v]
+                        chain[0] = c_shared[0, m * MIXES + n]
                         for g in T.unroll(groups - 1):
-                            chain[0] += c_shared[g + 1, v]
+                            chain[0] += c_shared[g + 1, m * MIXES + n]
                         partial[split, first + m, n] = chain[0]
 
     stream_shape, row_shape = (num_tokens, STREAMS, hidden), (num_tokens, hidden)

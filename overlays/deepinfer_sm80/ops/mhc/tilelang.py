@@ -63,10 +63,10 @@ class Row(NamedTuple):
 
 # last row: any number of tokens
 PRE_TABLE = (
-    Row(16, Projection(16, 64, 1, 192), Finish(1, 256, 1)),
-    Row(128, Projection(16, 64, 2, 192), Finish(1, 256, 1)),
-    Row(512, Projection(32, 64, 4, 192), Finish(4, 128, 1)),
-    Row(None, Projection(64, 32, 16, 256), Finish(8, 128, 1)),
+    Row(48, Projection(16, 64, 1, 192), Finish(1, 256, 1)),
+    Row(64, Projection(16, 64, 2, 192), Finish(1, 256, 1)),
+    Row(128, Projection(16, 64, 4, 192), Finish(1, 256, 1)),
+    Row(None, Projection(16, 64, 8, 192), Finish(8, 256, 1)),
 )
 FUSED_TABLE = PRE_TABLE
 POST_TABLE = ((None, Post(128, 1)),)
@@ -294,7 +294,7 @@ def launch_finish(
         weights.hc_sinkhorn_eps,
         weights.hc_post_mult_value,
         weights.sinkhorn_repeat,
-        float(numel),
+        1.0 / numel,
         norm_eps,
         0 if norm_weight is None else tokens,
     )

@@ -18,7 +18,9 @@ def mhc_post_with_sqrsum(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`mhc_post`, exactly, and the raw sum of squares of each token's new streams.
 
-    The squares are those of the bf16 values; the sum is no mean. No release of vLLM calls it.
+    The squares are those of the bf16 values; the sum is no mean. No release of vLLM calls it. The sum is exact to
+    2^-38 of itself before it is rounded, once, to float32: it is within 2^-24 of itself of the true sum, which is less
+    than 1e-3 up to 2^15 (unit-scale rows of 5,120 columns: about 20,480).
 
     Args:
         x, residual, post_layer_mix, comb_res_mix: as for `mhc_post`; H at most 8,192.

@@ -12,8 +12,9 @@ from ..spec import Case, Tolerance
 from . import mhc_post_with_sqrsum, reference
 
 OP = "mhc_post_with_sqrsum"
-# beyond 2^14 float32 itself is coarser than 1.9e-3: there its last bit
-TOLERANCES = {"residual": Tolerance(), "sqrsum": Tolerance(max_abs=1.9e-3, max_rel=2.0**-23)}
+# The oracle's sum is rounded to float32, and so is the kernel's. From 2^14 on float32 steps by more than 1.9e-3, so
+# there both must round to the same value.
+TOLERANCES = {"residual": Tolerance(), "sqrsum": Tolerance(max_abs=1.9e-3)}
 
 _case = shared.case_maker(OP)
 _SMOKE = (
