@@ -280,7 +280,7 @@ def _live(run: _Run) -> Iterator[CaseResult | NotRun]:
     bound = manifest.load(request.payload_root / "manifest.toml").ops
     job = liverun.LiveJob(
         request.python, None if own else target.parent, target.layout, modules,
-        tuple(sorted({op.name for op in bound} - set(skip))), skip, forced, request.timeout_s,
+        tuple(sorted({op.name for op in bound if op.replaces} - set(skip))), skip, forced, request.timeout_s,
     )  # fmt: skip
     results, not_run = liverun.run(job)
     yield from results
