@@ -76,6 +76,51 @@ def test_a_row_has_the_keys_of_the_schema_and_a_red_provider_no_latency(timed, m
     assert len(timed) == 2 * timing.ROUNDS and set(timed) == {right}
 
 
+@pytest.mark.parametrize("languages", [["triton"], ["triton", "tilelang"]])
+def test_a_worker_measures_every_case_and_says_what_it_found(timed, monkeypatch, languages):
+    from deepinfer_sm80 import gate
+
+    small = next(case for case in COMBINE.cases("smoke") if case.name == "two-requests")
+    events, limits, watched = [], [], []
+
+    def oracle(**inputs):
+        limits.append(gate.device().smem_limit)
+        return ORACLE(**inputs)
+
+    fakes = {
+        "op_function": lambda op: oracle,
+        "bench_inputs": lambda workloads, case: COMBINE.make_inputs(case, "cpu") | {"out": None},
+        "measure_roofs": lambda codegen, arch, with_mma: Roofs(4e12, 4e14 if with_mma else None),
+        "compile_tiles": lambda op, session: watched.append(op),
+        "variants_of": lambda op, names, arch: [SimpleNamespace(expects_mma="tilelang" in names)],
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(bench_worker, name, fake)
+    monkeypatch.setattr(COMBINE, "combine", oracle)
+    monkeypatch.setattr(COMBINE, "bench_cases", lambda: (small,))
+    monkeypatch.setattr(bench_worker.environment, "describe", lambda: {"gpu": "NVIDIA H200"})
+    monkeypatch.setattr(bench_worker.Codegen, "watch", lambda self: self.seen.update(overlay={"sm80"}))
+    monkeypatch.setattr(bench_worker.Codegen, "watch_tilelang", lambda self: watched.append("tilelang"))
+    monkeypatch.setenv("DEEPINFER_FORCE_ARCH", "sm86")
+    bench_worker.run(
+        {"op": "combine", "force_arch": "sm80", "arch": "sm80", "languages": languages, "max_smem": 49152,
+         "providers": ["overlay", "stock"], "parent": None, "torch_from": None, "cases": None},
+        events.append,
+    )  # fmt: skip
+    assert [event["event"] for event in events] == ["environment", "plan", "start", "row", "row", "case_done"]
+    tiled = "tilelang" in languages
+    assert events[0]["environment"] == {"gpu": "NVIDIA H200", "copy_gb_per_s": 4000.0} | (
+        {"mma_tflops": {"sm80": 400.0}} if tiled else {}
+    )
+    assert watched == (["tilelang", "combine"] if tiled else [])
+    assert events[2]["params"]["max_smem"] == 49152 and set(limits) == {49152}
+    rows = [event["row"] for event in events if event["event"] == "row"]
+    assert [(row["provider"], row["status"], row["arch"]) for row in rows] == [
+        ("overlay", "PASSED", "sm80"),
+        ("stock", "SKIPPED", "sm80"),
+    ]
+
+
 def test_a_limit_on_shared_memory_is_a_part_of_the_case(timed, monkeypatch):
     rows, _right = _rows(monkeypatch, Provider("overlay", ORACLE), Provider("stock", ORACLE), max_smem=49152)
     assert [row["case"]["max_smem"] for row in rows] == [49152, 49152]
