@@ -155,7 +155,7 @@ def mix_bytes(params: Mapping[str, Any]) -> int:
 
 def projection_flops(params: Mapping[str, Any]) -> int:
     """Multiplications and additions of the projection."""
-    return 2 * params["tokens"] * fn_bytes(params) // 4
+    return int(2 * params["tokens"] * fn_bytes(params) // 4)
 
 
 def _case(op: str, name: str, suite: str = "smoke", **params: Any) -> Case:
