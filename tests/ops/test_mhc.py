@@ -174,6 +174,16 @@ def test_warm_up_compiles_what_any_number_of_tokens_can_meet(
             call(op, **inputs_of(op, tokens=tokens, hidden=64, out=False))
         call("mhc_pre_delayed", **inputs_of("mhc_pre_delayed", tokens=tokens, hidden=64, embedding=True))
     assert {name for name, _ in launches} <= warmed
+    warmed.clear()
+    kernels.warm_up(kernels.HIDDEN)
+    met = set()
+    for tokens in range(1, 16385):
+        for table, sources in ((kernels.PRE_TABLE, ("residual", "x")), (kernels.FUSED_TABLE, ("post",))):
+            row = kernels.row_for(table, tokens, kernels.HIDDEN)
+            met.update(kernels.projection_variant(row.projection, source).name for source in sources)
+            slices = kernels.HIDDEN // row.projection.slice_columns
+            met.add(kernels.finish_variant(row.finish, slices).name)
+    assert met < warmed
 
 
 @pytest.mark.parametrize(
