@@ -18,7 +18,10 @@ def main(ops: tuple[str, ...], description: str, argv: list[str] | None = None) 
     from deepinfer_cli.overlay import payload
     from deepinfer_cli.validate import bench, results
 
-    options = _parser(description, ops).parse_args(argv)
+    parser = _parser(description, ops)
+    options = parser.parse_args(argv)
+    if options.merge and (options.tokens or options.provider):
+        parser.error("--merge takes the place of all rows of an op: not with --tokens or --provider")
     ops = tuple(op for op in ops if not options.op or op in options.op)
     parent = _parent(options.target)
     # the checkout's overlay is what these scripts are about, whatever is installed in the target
@@ -26,6 +29,7 @@ def main(ops: tuple[str, ...], description: str, argv: list[str] | None = None) 
     request = bench.Request(
         root, Path(sys.executable), ops, parent, options.torch_from,
         tuple(options.provider) or bench.PROVIDERS, options.arch, options.timeout, options.max_smem,
+        tuple(options.tokens),
     )  # fmt: skip
     try:
         print(f"payload {root} {payload.load(root).digest[:12]}", file=sys.stderr)
@@ -48,6 +52,7 @@ def _parser(description: str, ops: tuple[str, ...]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--arch", choices=("sm80", "sm86", "sm89"), help="measure its code on a newer card")
     parser.add_argument("--op", action="append", default=[], choices=ops, help="only this op; repeatable")
+    parser.add_argument("--tokens", type=int, action="append", default=[], help="only this size; repeatable")
     parser.add_argument(
         "--max-smem", type=int, metavar="BYTES", help="only kernel variants that take no more shared memory"
     )

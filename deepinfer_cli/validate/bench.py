@@ -36,6 +36,7 @@ class Request:
         arch: forces this architecture's code on a newer card.
         timeout_s: for one case, the oracle and all implementations together.
         max_smem: only kernel variants of at most so many bytes of shared memory.
+        tokens: only the cases of these sizes; empty means all.
     """
 
     payload_root: Path
@@ -47,6 +48,7 @@ class Request:
     arch: str | None = None
     timeout_s: float = runner.DEFAULT_TIMEOUT_S
     max_smem: int | None = None
+    tokens: tuple[int, ...] = ()
 
 
 def measure(
@@ -116,6 +118,7 @@ def _job(request: Request, op: str, digest: str, forced: str | None, arch: str, 
         "task": "bench", "level": Level.NUMERICS.value, "payload": str(request.payload_root), "digest": digest,
         "op": op, "force_arch": forced, "arch": arch, "providers": list(request.providers),
         "languages": list(languages_of(request.payload_root, op)), "max_smem": request.max_smem,
+        "tokens": list(request.tokens),
         "parent": str(request.parent) if request.parent else None,
         "torch_from": str(request.torch_from) if request.torch_from else None,
     }  # fmt: skip

@@ -62,7 +62,8 @@ def run(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None
         codegen.watch_tilelang()
     all_providers = baselines.providers(op, workloads, parent, torch_from, forced=forced is not None)
     providers = [item for item in all_providers if item.name in request["providers"]]
-    cases = {case.id: case for case in workloads.bench_cases()}
+    sizes = request["tokens"]
+    cases = {case.id: case for case in workloads.bench_cases() if not sizes or case.params["tokens"] in sizes}
     wanted = [name for name in cases if request["cases"] is None or name in request["cases"]]
     variants = variants_of(op, request["languages"], request["arch"])
     roofs = measure_roofs(codegen, request["arch"], any(variant.expects_mma for variant in variants))

@@ -104,7 +104,7 @@ def test_a_worker_measures_every_case_and_says_what_it_found(timed, monkeypatch,
     monkeypatch.setenv("DEEPINFER_FORCE_ARCH", "sm86")
     bench_worker.run(
         {"op": "combine", "force_arch": "sm80", "arch": "sm80", "languages": languages, "max_smem": 49152,
-         "providers": ["overlay", "stock"], "parent": None, "torch_from": None, "cases": None},
+         "providers": ["overlay", "stock"], "parent": None, "torch_from": None, "cases": None, "tokens": []},
         events.append,
     )  # fmt: skip
     assert [event["event"] for event in events] == ["environment", "plan", "start", "row", "row", "case_done"]

@@ -159,6 +159,13 @@ def test_every_op_belongs_to_a_group_and_to_one_script(scripts):
     assert sorted(measured_by) == sorted(grouped)
 
 
+def test_a_part_of_an_op_is_never_merged(tmp_path: Path):
+    script = ROOT / "benchmarks" / "microbench_sm80_part3.py"
+    command = [sys.executable, str(script), "--tokens", "96", "--merge", str(tmp_path / "x.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "--merge takes the place of all rows" in done.stderr
+
+
 def test_a_script_needs_nothing_installed_but_says_that_there_is_no_gpu(tmp_path: Path):
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
         "CUDA_VISIBLE_DEVICES": ""
