@@ -28,7 +28,7 @@ def build_ragged(
         ValueError: `lengths` has not one entry per row, or the table has 2^31 entries or more.
 
     Notes:
-        One launch, or two for a compacting call of more than 32,768 entries; stock makes three to five. No host sync,
+        One launch, or two for a compacting call of more than a few rows; stock makes three to five. No host sync,
         and no memory but the outputs and, for two launches, four bytes for every few rows.
     """
     import torch

@@ -27,15 +27,17 @@ def _ragged_kernel(
     BEFORE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
     block = tl.program_id(0)
-    counts = _counts(
-        indices_ptr, lengths_ptr, block, stride, width, num_tokens, num_rows, COMPACT, ROWS, COLUMNS
-    )
     if BEFORE == "none":
+        counts = _counts(
+            indices_ptr, lengths_ptr, block, stride, width, num_tokens, num_rows, COMPACT, ROWS, COLUMNS
+        )
         tl.store(sums_ptr + block, tl.sum(counts, axis=0))
     else:
-        before = _before(
+        # every load comes before the first reduction: they wait for memory together
+        earlier = _earlier(
             sums_ptr,
             indices_ptr,
             lengths_ptr,
@@ -49,30 +51,56 @@ def _ragged_kernel(
             COLUMNS,
         )
         row = block * ROWS + tl.arange(0, ROWS)
-        ends = before + tl.cumsum(counts, axis=0)
+        column = tl.arange(0, COLUMNS)
+        value, kept = _entries(
+            indices_ptr, lengths_ptr, row, column, stride, width, num_tokens, num_rows, COMPACT
+        )
+        if WHOLE:
+            counts = tl.sum(kept.to(tl.int32), axis=1)
+        else:
+            counts = _counts(
+                indices_ptr, lengths_ptr, block, stride, width, num_tokens, num_rows, COMPACT, ROWS, COLUMNS
+            )
+        ends = tl.sum(earlier) + tl.cumsum(counts, axis=0)
         tl.store(indptr_ptr + 1 + row, ends, mask=row < num_tokens)
         tl.store(indptr_ptr + row, ends - counts, mask=row == 0)
 
         # entries go to the front in order, and what a row leaves free to the back, in the reverse order
-        free = num_tokens * width - 1 - (row * width - (ends - counts))
         front = ends - counts
-        for first in range(0, width, COLUMNS):
-            column = first + tl.arange(0, COLUMNS)
-            value, kept = _entries(
-                indices_ptr, lengths_ptr, row, column, stride, width, num_tokens, num_rows, COMPACT
-            )
-            rank = tl.cumsum(kept.to(tl.int32), axis=1)
-            to_front = front[:, None] + rank - 1
-            to_back = free[:, None] - (column[None, :] - first - rank)
-            inside = (row < num_tokens)[:, None] & (column < width)[None, :]
-            tl.store(flat_ptr + tl.where(kept, to_front, to_back), tl.where(kept, value, -1), mask=inside)
-            found = tl.sum(kept.to(tl.int32), axis=1)
-            front += found
-            free -= COLUMNS - found
+        free = num_tokens * width - 1 - (row * width - front)
+        found = _place(flat_ptr, row, column, value, kept, front, free, 0, width, num_tokens)
+        if not WHOLE:
+            for first in range(COLUMNS, width, COLUMNS):
+                front += found
+                free += found
+                value, kept = _entries(
+                    indices_ptr,
+                    lengths_ptr,
+                    row,
+                    first + column,
+                    stride,
+                    width,
+                    num_tokens,
+                    num_rows,
+                    COMPACT,
+                )
+                found = _place(flat_ptr, row, column, value, kept, front, free, first, width, num_tokens)
 
 
 @triton.jit
-def _before(
+def _place(flat_ptr, row, column, value, kept, front, free, first, width, num_tokens):
+    """Stores a tile of rows, from column `first` on; returns how many entries each row has kept of it."""
+    taken = kept.to(tl.int32)
+    rank = tl.cumsum(taken, axis=1)
+    to_front = front[:, None] + rank - 1
+    to_back = free[:, None] - (first + column[None, :] - rank)
+    inside = (row < num_tokens)[:, None] & (first + column < width)[None, :]
+    tl.store(flat_ptr + tl.where(kept, to_front, to_back), tl.where(kept, value, -1), mask=inside)
+    return tl.sum(taken, axis=1)
+
+
+@triton.jit
+def _earlier(
     sums_ptr,
     indices_ptr,
     lengths_ptr,
@@ -85,24 +113,34 @@ def _before(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Entries of all rows before this block's: from the first launch's sums, or counted here once more."""
-    total = 0
-    if BEFORE == "sums":
-        for first in range(0, block, 256):
-            other = first + tl.arange(0, 256)
-            total += tl.sum(tl.load(sums_ptr + other, mask=other < block, other=0), axis=0)
-    elif BEFORE == "lengths":
-        for first in range(0, block * ROWS, 256):
-            other = first + tl.arange(0, 256)
-            length = tl.load(lengths_ptr + other, mask=other < block * ROWS, other=0)
-            total += tl.sum(tl.minimum(tl.maximum(length, 0), width), axis=0)
-    else:
+    """Parts of the number of entries of all rows before this block's: from the first launch's sums, or counted here."""
+    if BEFORE == "rows":
+        parts = tl.zeros((ROWS, COLUMNS), tl.int32)
         for other in range(0, block):
-            counts = _counts(
-                indices_ptr, lengths_ptr, other, stride, width, num_tokens, num_rows, True, ROWS, COLUMNS
-            )
-            total += tl.sum(counts, axis=0)
-    return total
+            row = other * ROWS + tl.arange(0, ROWS)
+            for first in range(0, width, COLUMNS):
+                column = first + tl.arange(0, COLUMNS)
+                _, kept = _entries(
+                    indices_ptr, lengths_ptr, row, column, stride, width, num_tokens, num_rows, True
+                )
+                parts += kept.to(tl.int32)
+    else:
+        parts = _parts(sums_ptr, lengths_ptr, 0, block, width, BEFORE, ROWS)
+        for first in range(1024, block * ROWS if BEFORE == "lengths" else block, 1024):
+            parts += _parts(sums_ptr, lengths_ptr, first, block, width, BEFORE, ROWS)
+    return parts
+
+
+@triton.jit
+def _parts(sums_ptr, lengths_ptr, first, block, width, BEFORE: tl.constexpr, ROWS: tl.constexpr):
+    """1,024 sums of blocks, or lengths of rows, of those before this block."""
+    other = first + tl.arange(0, 1024)
+    if BEFORE == "sums":
+        parts = tl.load(sums_ptr + other, mask=other < block, other=0)
+    else:
+        length = tl.load(lengths_ptr + other, mask=other < block * ROWS, other=0)
+        parts = tl.minimum(tl.maximum(length, 0), width)
+    return parts
 
 
 @triton.jit
@@ -152,47 +190,56 @@ def _entries(
     return value, kept
 
 
-def _variant(name: str, compact: bool, before: str, rows: int, columns: int, num_warps: int) -> Variant:
-    return Variant(
-        name=name,
-        kernel=_ragged_kernel,
-        signature=dict.fromkeys(_POINTERS, "*i32") | {"stride": "i64"} | dict.fromkeys(_SIZES, "i32"),
-        constexprs={"COMPACT": compact, "BEFORE": before, "ROWS": rows, "COLUMNS": columns},
-        num_warps=num_warps,
-    )
-
-
-def _family(name: str, rows: int, columns: int, num_warps: int) -> dict[str, Variant]:
+def _family(name: str, rows: int, columns: int, num_warps: int, whole: bool = True) -> dict[str, Variant]:
     """The variants for rows of some width, by how a program learns where its rows start."""
-    tile = (rows, columns, num_warps)
+
+    def variant(kind: str, compact: bool, before: str) -> Variant:
+        tile = {"ROWS": rows, "COLUMNS": columns, "WHOLE": whole}
+        return Variant(
+            name=f"{name}-{kind}",
+            kernel=_ragged_kernel,
+            signature=dict.fromkeys(_POINTERS, "*i32") | {"stride": "i64"} | dict.fromkeys(_SIZES, "i32"),
+            constexprs={"COMPACT": compact, "BEFORE": before, **tile},
+            num_warps=num_warps,
+            measured=MEASURED[columns],
+        )
+
     return {
-        "lengths": _variant(f"{name}-prefixes", False, "lengths", *tile),
-        "rows": _variant(f"{name}-compact", True, "rows", *tile),
-        "none": _variant(f"{name}-count", True, "none", *tile),
-        "sums": _variant(f"{name}-counted", True, "sums", *tile),
+        "lengths": variant("prefixes", False, "lengths"),
+        "rows": variant("compact", True, "rows"),
+        "none": variant("count", True, "none"),
+        "sums": variant("counted", True, "sums"),
     }
 
 
+# tile width → graph replays on an H200 in sm80 code, of the tile sizes tried and of stock 0.33.0 (rows x width: us)
+MEASURED = {
+    128: "4x128, 4 warps: one launch 1x128 2.4, 6x128 3.5, 24x128 7.5; two 24x128 5.1, 96x128 5.2, 512x128 5.7, "
+    "1536x128 7.0; stock 5.0, 5.2, 5.6, 5.4, 6.0, 7.8. 8 rows a program: 1536x128 9.0",
+    1024: "1x1024, 4 warps, two launches that read a row twice: 96x640 6.2, 2048x640 16.6; stock 6.7, 14.5. "
+    "2 rows a program: 7.9, 19.7",
+}
 # widest row → its variants; wider rows loop in the last
-_TABLE = {128: _family("128", 8, 128, 4), 1024: _family("1024", 2, 1024, 4)}
+_TABLE = {128: _family("128", 4, 128, 4), 1024: _family("1024", 1, 1024, 4)}
+_WIDER = _family("wider", 1, 1024, 4, whole=False)
 
 # a compacting call of at most so many entries is one launch, whose programs count the rows before theirs anew
-RECOUNTED_ENTRIES = 32_768
+RECOUNTED_ENTRIES = 1024
 
 
 def variants(arch: str) -> tuple[Variant, ...]:
     """Every variant that may be launched on `arch`."""
-    return tuple(
-        variant for family in _TABLE.values() for variant in family.values() if arch in variant.archs
-    )
+    families = (*_TABLE.values(), _WIDER)
+    return tuple(variant for family in families for variant in family.values() if arch in variant.archs)
 
 
 def pick(indices: torch.Tensor, compact: bool) -> tuple[Variant, ...]:
     """The variants to launch for these rows, in order."""
-    family = next((family for widest, family in _TABLE.items() if indices.shape[1] <= widest), _TABLE[1024])
+    family = next((family for widest, family in _TABLE.items() if indices.shape[1] <= widest), _WIDER)
     if not compact:
         return (family["lengths"],)
-    if indices.numel() <= RECOUNTED_ENTRIES:
+    alone = indices.shape[0] <= family["rows"].constexprs["ROWS"]
+    if alone or indices.numel() <= RECOUNTED_ENTRIES:
         return (family["rows"],)
     return family["none"], family["sums"]
 

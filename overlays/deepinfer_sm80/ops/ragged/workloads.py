@@ -24,6 +24,8 @@ def _case(
 
 _SMOKE = (
     _case("one-row", tokens=1, width=128),
+    _case("one-wide-row", tokens=1, width=640),
+    _case("one-row-of-several-tiles", tokens=1, width=2176, num_rows=9000),
     _case("one-entry", tokens=1, width=1, lengths=[1], holes=0.0),
     _case("swa-decode", tokens=6, width=128),
     _case("swa-decode-prefixes", tokens=6, width=128, compact=False),
