@@ -13,7 +13,7 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,15 @@ HIDDEN = 5120
 def main(arguments: Sequence[str]) -> None:
     """Run every call in this process and write the answer."""
     answer, layout, stock, warm, *callers = arguments
-    Path(answer).write_text(json.dumps(_calls(layout, callers, stock == "compare-stock", warm == "warm")))
+    # after each function: if the next one hangs, what is known so far remains
+    for results in _calls(layout, callers, stock == "compare-stock", warm == "warm"):
+        Path(answer).write_text(json.dumps(results))
 
 
-def _calls(layout: str, callers: list[str], compare_stock: bool, warm: bool) -> list[dict[str, Any]]:
-    """Each case through each caller's own global, in this process."""
+def _calls(
+    layout: str, callers: list[str], compare_stock: bool, warm: bool
+) -> Iterator[list[dict[str, Any]]]:
+    """Each case through each caller's own global, in this process: the growing list."""
     importlib.import_module(f"vllm.models.{layout}")
     if gpu_live_cases.device() == "cpu":
         from deepinfer_cli.validate import interpreter
@@ -47,13 +51,14 @@ def _calls(layout: str, callers: list[str], compare_stock: bool, warm: bool) -> 
             if symbol in vars(module):
                 held.add(symbol)
                 results += _symbol(module, symbol, compare_stock)
+                yield results
     absent = sorted(set(gpu_live_cases.SYMBOLS) - held)
     results += [{"symbol": symbol, "ok": False, "error": "no caller holds it"} for symbol in absent]
     if compiled is not None:
         results.append(
             {"case": "compiled after warming up", "kernels": compiled.names, "ok": not compiled.names}
         )
-    return results
+    yield results
 
 
 def _symbol(module: Any, symbol: str, compare_stock: bool) -> list[dict[str, Any]]:

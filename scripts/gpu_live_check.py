@@ -1,9 +1,9 @@
 """Check an installed overlay in a real vLLM on a real GPU, through vLLM's own modules.
 
-    python scripts/gpu_live_check.py SITE [--layout deepseek_v41] [--warm-up] [--output FILE]
+    python scripts/gpu_live_check.py SITE [--layout deepseek_v41] [--warm-up] [--timeout SECONDS] [--output FILE]
 
 SITE is the folder that holds `vllm`, with the overlay installed. Run it with an interpreter that can import that vLLM;
-any CUDA card will do, the architecture is forced to sm80. Four children, each a fresh process:
+any CUDA card will do, the architecture is forced to sm80. Four children at once, each a fresh process:
 
     bound    `live.py`: after the import every op is bound, and every holder has our object
     stock    the same with DEEPINFER_DISABLE=1: nothing is bound
@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ CALLERS = (
     "nvidia.ops.mega_mhc",
     "nvidia.dspark",
 )
-TIMEOUT_S = 240
+TIMEOUT_S = 240.0
 
 
 def main() -> int:
@@ -63,12 +64,15 @@ def main() -> int:
         "expect": list(OPS),
         "skipped": [],
     }
-    checks = {
-        "bound": _live({**request, "mode": "bound"}, DEEPINFER_FORCE_ARCH="sm80"),
-        "stock": _live({**request, "mode": "stock"}, DEEPINFER_DISABLE="1"),
-        "sm80": _child(options, DEEPINFER_FORCE_ARCH="sm80", TRITON_OVERRIDE_ARCH="sm80"),
-        "native": _child(options, DEEPINFER_FORCE_ARCH="sm80"),
-    }
+    bound, stock = {**request, "mode": "bound"}, {**request, "mode": "stock"}
+    with ThreadPoolExecutor(4) as pool:
+        started = {
+            "bound": pool.submit(_live, options, bound, DEEPINFER_FORCE_ARCH="sm80"),
+            "stock": pool.submit(_live, options, stock, DEEPINFER_DISABLE="1"),
+            "sm80": pool.submit(_child, options, DEEPINFER_FORCE_ARCH="sm80", TRITON_OVERRIDE_ARCH="sm80"),
+            "native": pool.submit(_child, options, DEEPINFER_FORCE_ARCH="sm80"),
+        }
+        checks = {name: check.result() for name, check in started.items()}
     result = {
         "schema_version": 1,
         "ok": all(check["ok"] for check in checks.values()),
@@ -88,6 +92,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("site", type=lambda text: Path(text).resolve())
     parser.add_argument("--layout", default="deepseek_v41")
     parser.add_argument("--warm-up", action="store_true")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds that a child may take")
     parser.add_argument("--output", type=Path)
     return parser.parse_args()
 
@@ -111,20 +116,22 @@ def _environment(site: Path, switches: dict[str, str]) -> dict[str, str]:
     return {**kept, "PYTHONPATH": path, **switches}
 
 
-def _run(command: list[str], env: dict[str, str], request: str = "") -> subprocess.CompletedProcess[str]:
+def _run(
+    command: list[str], env: dict[str, str], timeout: float, request: str = ""
+) -> subprocess.CompletedProcess[str]:
     """A finished child; one that took too long has exit code 124."""
     try:
         return subprocess.run(
-            command, input=request, capture_output=True, text=True, timeout=TIMEOUT_S, env=env, check=False
+            command, input=request, capture_output=True, text=True, timeout=timeout, env=env, check=False
         )
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 124, "", f"not done after {TIMEOUT_S} s")
+        return subprocess.CompletedProcess(command, 124, "", f"not done after {timeout:g} s")
 
 
-def _live(request: dict[str, Any], **switches: str) -> dict[str, Any]:
+def _live(options: argparse.Namespace, request: dict[str, Any], **switches: str) -> dict[str, Any]:
     began = time.perf_counter()
     env = _environment(Path(request["parent"]), switches)
-    run = _run([sys.executable, str(LIVE)], env, json.dumps(request))
+    run = _run([sys.executable, str(LIVE)], env, options.timeout, json.dumps(request))
     if run.returncode or not run.stdout.strip():
         return {"ok": False, "exit_code": run.returncode, "stderr": run.stderr[-3000:]}
     answer: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
@@ -142,10 +149,10 @@ def _child(options: argparse.Namespace, **switches: str) -> dict[str, Any]:
         warm = "warm" if ampere and options.warm_up else "cold"
         command = [sys.executable, str(CALLS), str(answer), options.layout, stock, warm, *_callers(options)]
         env = _environment(options.site, switches)
-        run = _run(command, env)
-        if run.returncode or not answer.exists():
-            return {"ok": False, "exit_code": run.returncode, "stderr": run.stderr[-3000:]}
-        calls = json.loads(answer.read_text())
+        run = _run(command, env, options.timeout)
+        calls = json.loads(answer.read_text()) if answer.exists() else []
+    if run.returncode:
+        return {"ok": False, "exit_code": run.returncode, "stderr": run.stderr[-3000:], "calls": calls}
     ok = bool(calls) and all(call["ok"] for call in calls)
     return {"ok": ok, "seconds": round(time.perf_counter() - began, 1), "calls": calls}
 
