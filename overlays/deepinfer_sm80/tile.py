@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import gate
+from .gate import DISABLE_OPS
 
 if TYPE_CHECKING:
     from .ops.spec import TileVariant
@@ -24,6 +26,10 @@ _tracing = threading.Lock()
 
 class NoDeviceError(RuntimeError):
     """There is no card that the payload has kernels for, and none is forced."""
+
+
+class CompileError(RuntimeError):
+    """TileLang or the nvcc that it calls could not make a kernel; the message says what to look at."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ def kernel(variant: TileVariant) -> Any:
     Raises:
         NoDeviceError: there is no device to compile for.
         ValueError: the variant may not be launched on this device.
+        CompileError: it does not compile; `__cause__` has the compiler's own words in full.
     """
     device = gate.device()
     # the common case first, without a lock: this runs at every launch
@@ -121,12 +128,29 @@ def lower(variant: TileVariant, arch: str) -> Lowered:
 
 
 def _compile(variant: TileVariant, description: dict[str, Any]) -> Any:
-    import tilelang
+    try:
+        import tilelang
 
-    # tracing a kernel is not safe in several threads, compiling it is
-    with _tracing:
-        function = variant.build()
-    return tilelang.compile(function, target=description, pass_configs=dict(variant.pass_configs) or None)
+        # tracing a kernel is not safe in several threads, compiling it is
+        with _tracing:
+            function = variant.build()
+        return tilelang.compile(function, target=description, pass_configs=dict(variant.pass_configs) or None)
+    except Exception as error:
+        raise CompileError(
+            f"kernel {variant.name} does not compile for {description['arch']} with TileLang and nvcc "
+            f"({_nvcc_path()}); {DISABLE_OPS} leaves its op to stock. {type(error).__name__}: {str(error)[:500]}"
+        ) from error
+
+
+def _nvcc_path() -> str:
+    """The nvcc that TileLang calls, or why there is none."""
+    try:
+        from tilelang.contrib import nvcc
+
+        path = str(nvcc.get_nvcc_compiler())
+    except Exception as error:
+        return f"none found: {error}"
+    return path if Path(path).is_file() else f"none found at {path}"
 
 
 def _nvcc(source: str, arch: str, variant: TileVariant) -> str:

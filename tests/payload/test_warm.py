@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+
+from deepinfer_cli.validate import numerics
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -137,3 +141,49 @@ def test_an_ops_variants_are_found_by_its_files(payload, monkeypatch):
     monkeypatch.setattr(module, "triton_up", lambda variant: compiled.append(variant.name))
     module.op_up("gather")
     assert compiled == ["wide", "narrow"]
+
+
+def test_a_kernel_that_does_not_compile_says_which_and_by_what(payload, monkeypatch):
+    """In an engine's log it is the last line that is read."""
+    tile = importlib.import_module(f"{payload.__name__}.tile")
+    monkeypatch.setenv("DEEPINFER_FORCE_ARCH", "sm80")
+
+    def fails(*_args: Any, **_kwargs: Any) -> None:
+        raise RuntimeError("Compilation error: no kernel image\n" + 9999 * "x")
+
+    compiler = SimpleNamespace(get_nvcc_compiler=lambda: "/nowhere/bin/nvcc")
+    modules = {"": SimpleNamespace(compile=fails), ".contrib": SimpleNamespace(nvcc=compiler)}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, f"tilelang{name}", module)
+    variant = SimpleNamespace(name="post-1", archs=("sm80",), build=lambda: None, pass_configs={})
+    for call in (tile.kernel, lambda one: tile.warm_up([one])):
+        with pytest.raises(tile.CompileError) as caught:
+            call(variant)
+        text = str(caught.value)
+        assert "post-1 does not compile for sm_80" in text and "none found at /nowhere/bin/nvcc" in text
+        assert "DEEPINFER_DISABLE_OPS" in text and "no kernel image" in text and len(text) < 900
+        assert numerics.is_compile_error(caught.value)
+    # the next call tries again
+    monkeypatch.setattr(sys.modules["tilelang"], "compile", lambda *_args, **_kwargs: "kernel")
+    assert tile.kernel(variant) == "kernel"
+
+
+def test_threads_that_warm_up_at_once_compile_each_kernel_once(payload, monkeypatch):
+    tile = importlib.import_module(f"{payload.__name__}.tile")
+    monkeypatch.setenv("DEEPINFER_FORCE_ARCH", "sm80")
+    made: list[str] = []
+
+    def slow(function: str, **_kwargs: Any) -> str:
+        time.sleep(0.02)
+        made.append(function)
+        return function
+
+    monkeypatch.setitem(sys.modules, "tilelang", SimpleNamespace(compile=slow))
+    variants = [
+        SimpleNamespace(name=f"k{n}", archs=("sm80",), build=lambda n=n: f"k{n}", pass_configs={})
+        for n in range(5)
+    ]
+    with ThreadPoolExecutor(6) as pool:
+        for done in [pool.submit(tile.warm_up, variants) for _ in range(6)]:
+            done.result()
+    assert sorted(made) == [one.name for one in variants]

@@ -205,7 +205,7 @@ def _rotation(positions: Any, cos_sin_cache: Any, rope_head_dim: int) -> dict[st
         return {}
     if cos_sin_cache.shape[-1] != rope_head_dim or cos_sin_cache.stride(-1) != 1:
         return {}
-    return {"positions": positions.to(torch.int64), "cos_sin_cache": cos_sin_cache}
+    return {"positions": positions.to(torch.int64).contiguous(), "cos_sin_cache": cos_sin_cache}
 
 
 def _lengths(dense: Any, lengths: Any) -> Any:
