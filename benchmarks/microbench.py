@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ def main(ops: tuple[str, ...], description: str, argv: list[str] | None = None) 
     """Measures `ops`, prints a table, and writes or merges the result file."""
     from deepinfer_cli.errors import DeepInferError
     from deepinfer_cli.overlay import payload
-    from deepinfer_cli.validate import bench, results
+    from deepinfer_cli.validate import bench
 
     parser = _parser(description, ops)
     options = parser.parse_args(argv)
@@ -33,19 +35,34 @@ def main(ops: tuple[str, ...], description: str, argv: list[str] | None = None) 
     )  # fmt: skip
     try:
         print(f"payload {root} {payload.load(root).digest[:12]}", file=sys.stderr)
-        result = bench.measure(request, _print_row, lambda text: print(text, file=sys.stderr))
-        if options.commit:
-            result["environment"]["commit"] += f", git {options.commit}"
-        if options.output:
-            results.write(result, options.output)
-        if options.merge:
-            old = results.read(options.merge) if options.merge.exists() else None
-            results.write(results.merge(old, result), options.merge)
+        result = bench.measure(
+            request,
+            _print_row,
+            lambda text: print(text, file=sys.stderr),
+            lambda part: _save(part, options),
+        )
     except DeepInferError as error:
         print(f"error[{error.code}]: {error.message}\nhint: {error.hint}", file=sys.stderr)
         return int(error.exit_code)
     bad = [row for row in result["rows"] if row["provider"] == "overlay" and row["status"] != "PASSED"]
     return 1 if bad else 0
+
+
+def _save(result: dict[str, Any], options: argparse.Namespace) -> None:
+    """Writes what has been measured so far; several scripts may merge into one summary at once."""
+    import fcntl
+
+    from deepinfer_cli.validate import results
+
+    if options.commit:
+        result["environment"]["commit"] += f", git {options.commit}"
+    if options.output:
+        results.write(result, options.output)
+    if options.merge:
+        with Path(tempfile.gettempdir(), f"deepinfer-merge-{os.getuid()}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            old = results.read(options.merge) if options.merge.exists() else None
+            results.write(results.merge(old, result), options.merge)
 
 
 def _parser(description: str, ops: tuple[str, ...]) -> argparse.ArgumentParser:
@@ -86,5 +103,6 @@ def _print_row(row: dict[str, Any]) -> None:
         median = latency["p50"]
         parts.append(f"{median:10.1f} us {row['bytes'] / median / 1e3:8.0f} GB/s")
         parts += [f"{row['flops'] / median / 1e6:7.1f} TFLOP/s"] if row["flops"] else []
-        parts.append(f"{100 * row['ceiling_fraction']:3.0f} % of {row['ceiling']}")
+        fraction = row["ceiling_fraction"]
+        parts += [f"{100 * fraction:3.0f} % of {row['ceiling']}"] if fraction is not None else []
     print(" ".join(parts), flush=True)

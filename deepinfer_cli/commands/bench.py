@@ -29,8 +29,8 @@ class BenchOptions:
         ops: positional OPS and `--ops a,b`; empty means all.
         arch: `--arch` sm80, sm86 or sm89: measures its code on a newer card.
         torch_from: `--torch-from PATH`, a vLLM 0.30.0 tree whose PyTorch function is a baseline.
-        providers: `--provider`, repeatable: overlay, stock, stock-sm80, stock-native, stock-0.30-grid, torch;
-            empty means all.
+        providers: `--provider`, repeatable: overlay, stock, stock-sm80, stock-0.30-grid, torch; empty means
+            all.
         output: `--output FILE`, the result file.
         baseline: `--baseline FILE`, an earlier result file to compare with.
         threshold: `--threshold 0.10`, how much slower than it is a regression.

@@ -244,7 +244,7 @@ Provider = Annotated[
     _option(
         "--provider",
         metavar="NAME",
-        help="overlay, stock, stock-sm80, stock-native, stock-0.30-grid or torch; may be repeated.",
+        help="overlay, stock, stock-sm80, stock-0.30-grid or torch; may be repeated.",
     ),
 ]
 RowsFile = Annotated[Path | None, _file("--output", "-o", metavar="FILE", help="Write the result file here.")]

@@ -64,9 +64,10 @@ def _from_tilelang(variant: Any, arch: str) -> Code:
 
 
 def compile_triton(variant: Any, arch: str) -> Any:
-    """Triton's compiled kernel (also of a Gluon one), specialised as the variant says and no further."""
+    """Triton's compiled kernel, specialised as the variant says and no further."""
     import triton
     from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
 
     kernel = variant.kernel
     names = list(kernel.arg_names)
@@ -75,20 +76,9 @@ def compile_triton(variant: Any, arch: str) -> Any:
         raise ValueError(f"variant {variant.name} names no type for {sorted(missing)}")
     signature = {name: variant.signature.get(name, "constexpr") for name in names}
     attrs = {(names.index(name),): [["tt.divisibility", 16]] for name in variant.aligned}
-    make_source = _source_kind(kernel)
-    source = make_source(fn=kernel, signature=signature, constexprs=dict(variant.constexprs), attrs=attrs)
+    source = ASTSource(fn=kernel, signature=signature, constexprs=dict(variant.constexprs), attrs=attrs)
     options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
     return triton.compile(source, target=GPUTarget("cuda", CAPABILITIES[arch], WARP_SIZE), options=options)
-
-
-def _source_kind(kernel: Any) -> Any:
-    if getattr(kernel, "is_gluon", bool)():
-        from triton.experimental.gluon._runtime import GluonASTSource
-
-        return GluonASTSource
-    from triton.compiler import ASTSource
-
-    return ASTSource
 
 
 def ptxas_of_triton() -> Path | None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer_cli.validate.codegen import OVERLAY, STOCK_SM80
-from deepinfer_cli.validate.stock import COPY, MHC_AMPERE, MHC_NATIVE, Source, layout_of, load
+from deepinfer_cli.validate.stock import COPY, MHC, Source, layout_of, load
 
-STOCK, NATIVE, GRID, TORCH = "stock", "stock-native", "stock-0.30-grid", "torch"
-NAMES = (OVERLAY, STOCK, STOCK_SM80, NATIVE, GRID, TORCH)
+STOCK, GRID, TORCH = "stock", "stock-0.30-grid", "torch"
+NAMES = (OVERLAY, STOCK, STOCK_SM80, GRID, TORCH)
 
 _CACHE = ("vllm.models.{layout}.common.ops.cache_utils", "vllm.models.{layout}")
 _SPARSE = ("vllm.v1.attention.ops.rocm_aiter_mla_sparse", "")
@@ -26,7 +26,7 @@ def _function(place: tuple[str, str], symbol: str, how: str = "plain") -> Source
 
 
 def _mhc(symbol: str) -> dict[str, Source]:
-    return {STOCK: _function(_MHC, symbol, MHC_AMPERE), NATIVE: _function(_MHC, symbol, MHC_NATIVE)}
+    return {STOCK: _function(_MHC, symbol, MHC)}
 
 
 # op → provider → where its function is
@@ -67,6 +67,7 @@ class Provider:
         timings: how it can be timed; `events` alone for what synchronises.
         problem: why it cannot be measured; empty when it can.
         source: where it was loaded from.
+        plain: nothing of ours is between the call and its function, so that the host's time says something.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Provider:
     timings: tuple[str, ...] = ("graph",)
     problem: str = ""
     source: str = ""
+    plain: bool = True
 
 
 def providers(
@@ -92,25 +94,37 @@ def providers(
     timings = ("graph", "events") if torch_chain and not torch_chain.problem else ("graph",)
     found = [Provider(OVERLAY, timings=timings)]
     for name, source in _STOCK.get(op, {}).items():
-        if name in (STOCK_SM80, NATIVE) and not forced:
+        if name == STOCK_SM80 and not forced:
             continue
         try:
             function, path = load(parent, source)
-            found.append(Provider(name, adapt(function, workloads, name), source=path))
+            adapted = adapt(function, workloads, name)
+            found.append(Provider(name, adapted, source=path, plain=source.how != MHC))
         except Exception as error:
             found.append(Provider(name, problem=f"{type(error).__name__}: {error}"[:500]))
     return [*found, *([torch_chain] if torch_chain else [])]
 
 
-def adapt(function: Callable[..., Any], workloads: Any, style: str) -> Callable[..., Any]:
-    """`function` with the op's keyword contract; arguments that this release does not know are left out."""
-    known = inspect.signature(function).parameters
+class Adapted:
+    """A function of vLLM with the op's keyword contract; arguments that this release does not know are left out."""
 
-    def call(**inputs: Any) -> Any:
-        arguments = workloads.call_kwargs(inputs, style)
-        return function(**{name: value for name, value in arguments.items() if name in known})
+    def __init__(self, function: Callable[..., Any], workloads: Any, style: str) -> None:
+        self.function, self._workloads, self._style = function, workloads, style
+        self._known = inspect.signature(function).parameters
 
-    return call
+    def arguments(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The function's own arguments."""
+        arguments = self._workloads.call_kwargs(inputs, self._style)
+        return {name: value for name, value in arguments.items() if name in self._known}
+
+    def __call__(self, **inputs: Any) -> Any:
+        """Calls it with the op's arguments."""
+        return self.function(**self.arguments(inputs))
+
+
+def adapt(function: Callable[..., Any], workloads: Any, style: str) -> Adapted:
+    """`function` with the op's keyword contract."""
+    return Adapted(function, workloads, style)
 
 
 def _torch_provider(op: str, workloads: Any, tree: Path | None) -> Provider:

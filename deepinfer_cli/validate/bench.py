@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from deepinfer_cli.validate import runner
 from deepinfer_cli.validate.baselines import NAMES
 from deepinfer_cli.validate.model import Level, Status
 from deepinfer_cli.validate.results import SCHEMA_VERSION, Row, commit, merge_environments
-from deepinfer_cli.validate.runner import Job, WorkerEnd
+from deepinfer_cli.validate.runner import Crew, Job, WorkerEnd
 from deepinfer_cli.validate.verify import code_name, forced_arch, languages_of
 
 PROVIDERS = NAMES
+_FEW_CORES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,9 @@ def measure(
     request: Request,
     on_row: Callable[[Row], None] | None = None,
     on_note: Callable[[str], None] | None = None,
+    on_op: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Measures every op and returns the result file's content.
+    """Measures every op and returns the result file's content, which `on_op` gets too, as far as it is, after each op.
 
     Raises:
         UnsupportedError: no GPU, or not one whose code can be measured.
@@ -70,21 +73,34 @@ def measure(
     environment: dict[str, Any] = {}
     rows: list[Row] = []
     arch = forced or SERVED[tuple(found["gpu"]["capability"])]
+    at_once = _at_once(len(request.ops))
     with tempfile.TemporaryDirectory(prefix="deepinfer-") as cache:
-        for op in request.ops:
-            for item in _events(_job(request, op, digest, forced, arch, cache)):
-                if "environment" in item:
-                    environment = merge_environments(environment, item["environment"])
-                    continue
+        jobs = [_job(request, op, digest, forced, arch, cache, at_once) for op in request.ops]
+        for item in runner.side_by_side(jobs, _events, at_once):
+            if "environment" in item:
+                environment = merge_environments(environment, item["environment"])
+            elif "row" in item:
                 rows.append(item["row"])
                 if on_row is not None:
                     on_row(item["row"])
+            elif on_op is not None:
+                on_op(_result(environment, rows, digest))
+    return _result(environment, rows, digest)
+
+
+def _at_once(ops: int) -> int:
+    """How many workers run: they use the GPU in turns, but import and compile side by side."""
+    cores = os.cpu_count() or 1
+    return min(ops, cores // 2) if cores > _FEW_CORES else 1
+
+
+def _result(environment: dict[str, Any], rows: list[Row], digest: str) -> dict[str, Any]:
     keys = ("gpu", "driver", "cuda", "torch", "triton", "tilelang", "vllm")
     ordered = {key: environment.get(key) for key in keys}
     extra = {key: value for key, value in environment.items() if key not in ordered}
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     full = ordered | {"commit": commit(digest), "date": date} | extra
-    return {"schema_version": SCHEMA_VERSION, "environment": full, "rows": rows}
+    return {"schema_version": SCHEMA_VERSION, "environment": full, "rows": list(rows)}
 
 
 def _require_gpu(request: Request, found: dict[str, Any]) -> str | None:
@@ -113,12 +129,14 @@ def _require_gpu(request: Request, found: dict[str, Any]) -> str | None:
     return forced
 
 
-def _job(request: Request, op: str, digest: str, forced: str | None, arch: str, cache: str) -> Job:
+def _job(
+    request: Request, op: str, digest: str, forced: str | None, arch: str, cache: str, at_once: int
+) -> Job:
     body = {
         "task": "bench", "level": Level.NUMERICS.value, "payload": str(request.payload_root), "digest": digest,
         "op": op, "force_arch": forced, "arch": arch, "providers": list(request.providers),
         "languages": list(languages_of(request.payload_root, op)), "max_smem": request.max_smem,
-        "tokens": list(request.tokens),
+        "tokens": list(request.tokens), "threads": max(1, (os.cpu_count() or 1) // at_once),
         "parent": str(request.parent) if request.parent else None,
         "torch_from": str(request.torch_from) if request.torch_from else None,
     }  # fmt: skip
@@ -128,14 +146,14 @@ def _job(request: Request, op: str, digest: str, forced: str | None, arch: str, 
     return Job(request.python, body, env, timeout_s=request.timeout_s, fresh=fresh)
 
 
-def _events(job: Job) -> Iterable[dict[str, Any]]:
-    """Environments and rows of one op; the case a worker dies in becomes a row, the rest start again."""
+def _events(job: Job, crew: Crew) -> Iterator[dict[str, Any]]:
+    """Environments and rows of one op, and `done`; the case a worker dies in becomes a row, the rest start again."""
     cases: list[str] | None = None
     while True:
         planned: list[str] | None = None
         running: dict[str, Any] | None = None
         end = WorkerEnd(Status.RUNTIME_ERROR, "the worker said nothing")
-        for event in runner.events(job, cases):
+        for event in runner.events(job, cases, crew):
             if isinstance(event, WorkerEnd):
                 end = event
             elif event["event"] == "hello":
@@ -150,7 +168,7 @@ def _events(job: Job) -> Iterable[dict[str, Any]]:
             elif event["event"] in ("environment", "row"):
                 yield event
         if end.status is Status.PASSED:
-            return
+            break
         if planned is None or running is None:
             raise FailedError(
                 f"measuring {job.request['op']}: {end.reason}",
@@ -160,13 +178,14 @@ def _events(job: Job) -> Iterable[dict[str, Any]]:
         yield {"row": _dead_row(job, running, end)}
         cases = [name for name in planned if name != running["case"]]
         if not cases:
-            return
+            break
+    yield {"done": job.request["op"]}
 
 
 def _dead_row(job: Job, running: dict[str, Any], end: WorkerEnd) -> Row:
     return {
         "op": job.request["op"], "case": running["params"], "provider": "overlay", "codegen": "native",
         "timing": "graph", "latency_us": None, "bytes": None, "flops": None, "ceiling_fraction": None,
-        "status": end.status.value, "arch": job.request["arch"], "ceiling": "copy",
+        "status": end.status.value, "arch": job.request["arch"], "ceiling": "copy", "roof": None,
         "reason": f"{end.reason}: {end.stderr[-300:]}",
     }  # fmt: skip

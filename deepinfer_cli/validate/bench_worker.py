@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import os
@@ -14,13 +15,14 @@ from typing import Any
 
 from deepinfer_cli.validate import baselines, environment, timing
 from deepinfer_cli.validate.baselines import Provider
-from deepinfer_cli.validate.ceiling import Roofs, mma_rate
+from deepinfer_cli.validate.ceiling import MMA, Roofs, mma_rate
 from deepinfer_cli.validate.codegen import OVERLAY, Codegen
 from deepinfer_cli.validate.compare import compare_outputs, tolerances_of
 from deepinfer_cli.validate.compile_gate import variants_of
 from deepinfer_cli.validate.model import Status
 from deepinfer_cli.validate.numerics import is_compile_error, workloads_of
 from deepinfer_cli.validate.tensors import clone_inputs
+from deepinfer_cli.validate.turns import Turns
 
 _TIMERS: dict[str, Callable[..., timing.Timer]] = {"graph": timing.GraphTimer, "events": timing.EventTimer}
 
@@ -56,9 +58,10 @@ def run(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None
         os.environ["DEEPINFER_FORCE_ARCH"] = forced
     workloads = workloads_of(op)
     parent, torch_from = (Path(request[key]) if request[key] else None for key in ("parent", "torch_from"))
-    codegen = Codegen(forced)
+    codegen, turns = Codegen(forced), Turns(emit)
     codegen.watch()
-    if "tilelang" in request["languages"]:
+    tiled = "tilelang" in request["languages"]
+    if tiled:
         codegen.watch_tilelang()
     all_providers = baselines.providers(op, workloads, parent, torch_from, forced=forced is not None)
     providers = [item for item in all_providers if item.name in request["providers"]]
@@ -66,20 +69,27 @@ def run(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None
     cases = {case.id: case for case in workloads.bench_cases() if not sizes or case.params["tokens"] in sizes}
     wanted = [name for name in cases if request["cases"] is None or name in request["cases"]]
     variants = variants_of(op, request["languages"], request["arch"])
-    roofs = measure_roofs(codegen, request["arch"], any(variant.expects_mma for variant in variants))
-    found: dict[str, Any] = {"copy_gb_per_s": round(roofs.copy / 1e9, 1)}
-    if roofs.mma:
-        found["mma_tflops"] = {request["arch"]: round(roofs.mma / 1e12, 1)}
-    emit({"event": "environment", "environment": environment.describe() | found})
-    emit({"event": "plan", "cases": wanted})
-    session = Session(workloads, codegen, roofs, request["arch"], request["max_smem"])
     gate = importlib.import_module("deepinfer_sm80.gate")
-    with gate.assume(smem_limit=session.max_smem) if session.max_smem is not None else nullcontext():
-        if "tilelang" in request["languages"]:
-            compile_tiles(op, session)
+    limit = request["max_smem"]
+    with gate.assume(smem_limit=limit) if limit is not None else nullcontext():
+        if tiled:
+            compile_tiles(op, request["arch"], codegen, request["threads"])
+        with turns.mine():
+            roofs = measure_roofs(codegen, request["arch"], any(variant.expects_mma for variant in variants))
+        found: dict[str, Any] = {"copy_gb_per_s": round(roofs.copy / 1e9, 1)}
+        if roofs.mma:
+            found["mma_tflops"] = {request["arch"]: round(roofs.mma / 1e12, 1)}
+        emit({"event": "environment", "environment": environment.describe() | found})
+        emit({"event": "plan", "cases": wanted})
+        session = Session(workloads, codegen, roofs, request["arch"], limit)
+        if tiled:
+            compile_stock(session, [cases[name] for name in wanted], providers, turns)
         for name in wanted:
             emit({"event": "start", "case": name, "params": session.params(cases[name])})
-            for row in bench_case(session, cases[name], providers):
+            with turns.mine():
+                rows = bench_case(session, cases[name], providers)
+                free_memory()
+            for row in rows:
                 emit({"event": "row", "row": row})
             emit({"event": "case_done", "case": name})
 
@@ -89,14 +99,39 @@ def measure_roofs(codegen: Codegen, arch: str, with_mma: bool) -> Roofs:
     return Roofs(timing.copy_bandwidth(), mma_rate(arch, codegen.forced) if with_mma else None)
 
 
-def compile_tiles(op: str, session: Session) -> None:
+def compile_tiles(op: str, arch: str, codegen: Codegen, threads: int) -> None:
     """Compiles the op's TileLang variants side by side: the first launches would do it one after the other."""
-    variants = importlib.import_module(f"deepinfer_sm80.ops.{op}.tilelang").variants(session.arch)
-    with session.codegen.of(OVERLAY):
+    variants = importlib.import_module(f"deepinfer_sm80.ops.{op}.tilelang").variants(arch)
+    with codegen.of(OVERLAY):
         try:
-            importlib.import_module("deepinfer_sm80.tile").warm_up(variants, workers=os.cpu_count() or 1)
+            importlib.import_module("deepinfer_sm80.tile").warm_up(variants, workers=threads)
         except Exception as error:  # the launch that needs it says so again, in its row
             sys.stderr.write(f"{op}: a TileLang variant does not compile: {error}\n")
+
+
+def compile_stock(session: Session, cases: list[Any], providers: list[Provider], turns: Turns) -> None:
+    """Calls the baselines once with each size; while TileLang compiles what a call needs, others use the GPU."""
+    baseline = [item for item in providers if item.name != OVERLAY and not item.problem]
+    if not baseline:
+        return
+    turns.while_tilelang_compiles()
+    for case in cases:
+        with turns.mine():
+            inputs = bench_inputs(session.workloads, case)
+            for provider in baseline:
+                with session.codegen.of(provider.name), contextlib.suppress(Exception):
+                    session.workloads.run(inputs, provider.function)
+            del inputs
+            free_memory()
+
+
+def free_memory() -> None:
+    """Gives what is not used any more back to the card: the next turn is another worker's."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
 
 
 def bench_case(session: Session, case: Any, providers: list[Provider]) -> list[dict[str, Any]]:
@@ -131,7 +166,7 @@ def bench_case(session: Session, case: Any, providers: list[Provider]) -> list[d
                 status, reason = failures[provider.name]
                 row |= {"status": status.value, "reason": reason}
             else:
-                row["host_us"] = timing.host_us(calls[provider.name], sets)
+                row |= _host(provider, calls[provider.name], sets)
             rows.append(row)
     return rows
 
@@ -162,7 +197,7 @@ def check(
         got = workloads.run(clone_inputs(inputs), provider.function)
         if provider.name != OVERLAY and hasattr(workloads, "defined"):
             got, want = workloads.defined(got), workloads.defined(want)
-        verdict = compare_outputs(got, want, tolerances_of(workloads, case, provider.name != OVERLAY))
+        verdict = compare_outputs(got, want, tolerances_of(workloads, case))
     except Exception as error:
         status = Status.COMPILE_ERROR if is_compile_error(error) else Status.RUNTIME_ERROR
         return status, f"{type(error).__name__}: {error}"[:500]
@@ -177,6 +212,17 @@ def _caller(workloads: Any, provider: Provider) -> timing.Call:
     return lambda inputs: op(**inputs)
 
 
+def _host(provider: Provider, call: timing.Call, sets: list[dict[str, Any]]) -> dict[str, float]:
+    """`host_us` of a call, with the arguments of a baseline made before; nothing where a wrapper of ours would be timed."""
+    if not provider.plain:
+        return {}
+    function = provider.function
+    if isinstance(function, baselines.Adapted):
+        arguments = [function.arguments(inputs) for inputs in sets[: timing.HOST_CALLS]]
+        return {"host_us": timing.host_us(lambda values: function.function(**values), arguments)}
+    return {"host_us": timing.host_us(call, sets)}
+
+
 def _row(
     session: Session, case: Any, provider: Provider, kind: str, latency: dict[str, float] | None
 ) -> dict[str, Any]:
@@ -185,9 +231,11 @@ def _row(
     row = {
         "op": case.op, "case": session.params(case), "provider": provider.name, "codegen": "native", "timing": kind,
         "latency_us": latency, "bytes": moved, "flops": flops, "ceiling_fraction": None,
-        "status": Status.PASSED.value, "arch": session.arch, "ceiling": ceiling,
+        "status": Status.PASSED.value, "arch": session.arch, "ceiling": ceiling, "roof": session.roofs.figure(ceiling),
     }  # fmt: skip
     if latency is not None:
         row["codegen"] = session.codegen.name(provider.name)
-        row["ceiling_fraction"] = round(seconds / (latency["p50"] * 1e-6), 4)
+        # a card's own code may multiply by other instructions than those of the ceiling
+        if (ceiling, row["codegen"]) != (MMA, "native"):
+            row["ceiling_fraction"] = round(seconds / (latency["p50"] * 1e-6), 4)
     return row

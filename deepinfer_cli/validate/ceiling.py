@@ -30,6 +30,12 @@ class Roofs:
     copy: float
     mma: float | None = None
 
+    def figure(self, name: str) -> float | None:
+        """The ceiling of that name in GB/s or TFLOP/s, as rows hold it."""
+        if name == COPY:
+            return round(self.copy / 1e9, 1)
+        return round(self.mma / 1e12, 1) if self.mma else None
+
     def binding(self, moved: int, flops: int) -> tuple[str, float]:
         """The ceiling that takes longer for so many bytes and FLOPs, and the seconds that it takes."""
         seconds = {COPY: moved / self.copy, MMA: flops / self.mma if self.mma else 0.0}

@@ -37,17 +37,11 @@ class Verdict:
         return not self.reason
 
 
-def tolerances_of(workloads: Any, case: Any, baseline: bool = False) -> dict[str, Any]:
-    """The tolerances of an op's outputs, as `case` asks for them.
-
-    Args:
-        baseline: of what is only measured against; an op may name wider ones for stock's arithmetic.
-    """
-    tolerances = workloads.TOLERANCES
-    if baseline:
-        tolerances = tolerances | getattr(workloads, "BASELINE_TOLERANCES", {})
+def tolerances_of(workloads: Any, case: Any) -> dict[str, Any]:
+    """The tolerances of an op's outputs, as `case` asks for them."""
     return {
-        name: item.for_case(case) if hasattr(item, "for_case") else item for name, item in tolerances.items()
+        name: item.for_case(case) if hasattr(item, "for_case") else item
+        for name, item in workloads.TOLERANCES.items()
     }
 
 

@@ -40,14 +40,33 @@ def run(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None
     emit({"event": "plan", "cases": wanted})
     limit = request.get("max_smem")
     gate = importlib.import_module("deepinfer_sm80.gate")
+    languages = request.get("languages", ())
+    tiles = watch_tiles() if {"triton", "tilelang"} <= set(languages) and not interpreted else None
     with gate.assume(smem_limit=limit) if limit is not None else nullcontext():
         for name in wanted:
             emit({"event": "start", "case": name})
             result = run_case(workloads, cases[name], level)
+            if tiles is not None:
+                # an op with kernels in two languages chooses by case
+                result.extra["language"] = "tilelang" if tiles else "triton"
+                tiles.clear()
             emit({"event": "result", "result": result.to_json()})
             if result.status is Status.RUNTIME_ERROR and not interpreted and not _context_works():
                 emit({"event": "restart"})
                 return
+
+
+def watch_tiles() -> list[str]:
+    """The names of the TileLang kernels that are asked for from now on."""
+    tile = importlib.import_module("deepinfer_sm80.tile")
+    kernel, asked = tile.kernel, []
+
+    def watched(variant: Any) -> Any:
+        asked.append(variant.name)
+        return kernel(variant)
+
+    tile.kernel = watched
+    return asked
 
 
 def run_case(workloads: Any, case: Any, level: Level) -> CaseResult:

@@ -88,7 +88,7 @@ def merge(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
     """
     if old is None:
         return new
-    for name in ("gpu", "driver", "cuda", "torch", "triton", "vllm", "overlay"):
+    for name in ("gpu", "driver", "cuda", "torch", "triton", "tilelang", "vllm", "overlay"):
         mine, its = (_part(one["environment"], name) for one in (old, new))
         # without a baseline no vLLM is loaded
         if mine != its and not (name == "vllm" and None in (mine, its)):

@@ -10,13 +10,15 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from deepinfer_cli.errors import FailedError
 from deepinfer_cli.validate.model import CaseResult, Level, Status
+
+Result = TypeVar("Result")
 
 WORKER = Path(__file__).with_name("worker.py")
 DEFAULT_TIMEOUT_S = 300.0
@@ -209,20 +211,27 @@ def run_many(jobs: Sequence[Job], cases: list[str] | None, at_once: int) -> Iter
     Raises:
         FailedError: a worker tested other bytes than it was asked to.
     """
+    return side_by_side(jobs, lambda job, crew: run_cases(job, cases, crew), at_once)
+
+
+def side_by_side(
+    jobs: Sequence[Job], results: Callable[[Job, Crew], Iterable[Result]], at_once: int
+) -> Iterator[Result]:
+    """`results` of every job, up to `at_once` side by side, in the order of the jobs; what one raises is raised here."""
+    crew, places = Crew(), threading.BoundedSemaphore(max(1, at_once))
     if min(at_once, len(jobs)) < 2:
         for job in jobs:
-            yield from run_cases(job, cases)
+            yield from results(job, crew)
         return
-    crew, places = Crew(), threading.BoundedSemaphore(at_once)
-    lines: list[queue.Queue[CaseResult | BaseException | None]] = [queue.Queue() for _ in jobs]
+    lines: list[queue.Queue[Result | _Raised | None]] = [queue.Queue() for _ in jobs]
 
-    def work(job: Job, line: queue.Queue[CaseResult | BaseException | None]) -> None:
+    def work(job: Job, line: queue.Queue[Result | _Raised | None]) -> None:
         try:
             with places:
-                for result in run_cases(job, cases, crew):
+                for result in results(job, crew):
                     line.put(result)
         except BaseException as error:  # it is the caller's
-            line.put(error)
+            line.put(_Raised(error))
         line.put(None)
 
     threads = [threading.Thread(target=work, args=pair) for pair in zip(jobs, lines, strict=True)]
@@ -231,14 +240,19 @@ def run_many(jobs: Sequence[Job], cases: list[str] | None, at_once: int) -> Iter
             thread.start()
         for line in lines:
             while (item := line.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise item
+                if isinstance(item, _Raised):
+                    raise item.error
                 yield item
     finally:
         crew.stop()
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    error: BaseException
 
 
 def run_cases(job: Job, cases: list[str] | None = None, crew: Crew | None = None) -> Iterator[CaseResult]:

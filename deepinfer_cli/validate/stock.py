@@ -15,8 +15,8 @@ from typing import Any
 
 LAYOUTS = ("deepseek_v41", "deepseek_v4_1")
 # how a function is loaded: as it is, as a second copy whose Triton kernels are compiled apart, and the mHC functions
-# on the path that vLLM takes on an Ampere card or on this one
-PLAIN, COPY, MHC_AMPERE, MHC_NATIVE = "plain", "copy", "mhc-ampere", "mhc-native"
+# on the path that vLLM takes on an Ampere card
+PLAIN, COPY, MHC = "plain", "copy", "mhc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ def load(parent: Path | None, source: Source) -> tuple[Callable[..., Any], str]:
         if source.how == COPY:
             module = second_copy(module)
         function = getattr(module, source.symbol)
-        if source.how in (MHC_AMPERE, MHC_NATIVE):
-            function = Mhc(function, ampere=source.how == MHC_AMPERE)
+        if source.how == MHC:
+            function = Mhc(function)
     if hasattr(function, "__deepinfer__"):
         raise ImportError(f"{source.symbol} is bound to the overlay although it is switched off")
     return function, str(module.__file__)
@@ -109,29 +109,28 @@ def second_copy(module: types.ModuleType) -> types.ModuleType:
 
 
 class Mhc:
-    """An mHC function with kernels of its own, on the path of an Ampere card or of this one.
+    """An mHC function on the path that it takes on an Ampere card: without DeepGEMM, without programmatic dependent launch.
 
-    What vLLM asks of the card there is whether it has DeepGEMM and programmatic dependent launch; an Ampere card has
-    neither. TileLang compiles for the card at hand either way. The kernels hold the second answer, so each path has its
-    own copy of their modules.
+    TileLang compiles for the card at hand all the same. The kernels hold vLLM's second answer, so they are copies of
+    their modules that nothing else uses.
     """
 
     _KERNELS = (
         "vllm.model_executor.kernels.mhc.tilelang_kernels",
         "vllm.model_executor.kernels.mhc.warmup",
     )
-    _copies: dict[bool, dict[str, types.ModuleType]] = {}  # noqa: RUF012
+    _copies: dict[str, types.ModuleType] = {}  # noqa: RUF012
 
-    def __init__(self, function: Callable[..., Any], ampere: bool) -> None:
-        self._function, self._ampere = function, ampere
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
         self.__signature__ = _signature(function)
-        if ampere not in self._copies:
+        if not self._copies:
             with self._path({}):
-                self._copies[ampere] = {name: importlib.import_module(name) for name in self._KERNELS}
+                self._copies.update({name: importlib.import_module(name) for name in self._KERNELS})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls it on its path."""
-        with self._path(self._copies[self._ampere]):
+        """Calls it on that path."""
+        with self._path(self._copies):
             return self._function(*args, **kwargs)
 
     @contextmanager
@@ -140,10 +139,11 @@ class Mhc:
         sys.modules.update(modules)
         deep_gemm = importlib.import_module("vllm.utils.deep_gemm")
         platform = type(importlib.import_module("vllm.platforms").current_platform)
-        answers: dict[str, Any] = {"is_deep_gemm_supported": _no} if self._ampere else {}
-        classes: dict[str, Any] = {"is_arch_support_pdl": classmethod(_no)} if self._ampere else {}
         try:
-            with _replaced(deep_gemm, **answers), _replaced(platform, **classes):
+            with (
+                _replaced(deep_gemm, is_deep_gemm_supported=_no),
+                _replaced(platform, is_arch_support_pdl=classmethod(_no)),
+            ):
                 yield
         finally:
             for name, module in before.items():

@@ -11,6 +11,7 @@ from deepinfer_cli.validate.tensors import clone_inputs, leaves
 
 MAX_SETS = 1024
 ROUNDS = 30
+HOST_CALLS = 50
 _COPY_BYTES = 1 << 30
 _BUSY_BYTES = 1 << 30
 
@@ -121,7 +122,7 @@ def alternate(timers: dict[Any, Timer], rounds: int = ROUNDS) -> dict[Any, dict[
     return {key: quantiles(values) for key, values in samples.items()}
 
 
-def host_us(call: Call, sets: list[dict[str, Any]], calls: int = 50) -> float:
+def host_us(call: Call, sets: list[dict[str, Any]], calls: int = HOST_CALLS) -> float:
     """Median time that the host is busy with one call, which includes any waiting the call does itself."""
     import torch
 

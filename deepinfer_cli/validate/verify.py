@@ -98,8 +98,8 @@ def ops_of(root: Path) -> tuple[str, ...]:
 
 
 def languages_of(root: Path, op: str) -> tuple[str, ...]:
-    """What the op's kernels are written in: `triton`, `gluon`, `tilelang`."""
-    known = ("triton", "gluon", "tilelang")
+    """What the op's kernels are written in: `triton`, `tilelang`."""
+    known = ("triton", "tilelang")
     return tuple(name for name in known if (root / "ops" / op / f"{name}.py").is_file())
 
 
@@ -244,10 +244,15 @@ def _numerics(run: _Run) -> Iterator[CaseResult | NotRun]:
     env = {"DEEPINFER_FORCE_ARCH": forced, "TRITON_OVERRIDE_ARCH": forced} if forced else {}
     run.notes.append(f"numerics: {code_name(run.found['gpu'], forced)}")
     without = _without_tilelang(run)
-    tiled = [op for op in run.ops if without is not None and run.languages(op) == ("tilelang",)]
+    tiled = [op for op in run.ops if without is not None and "tilelang" in run.languages(op)]
     if without is not None and tiled:
+        # an op that also has Triton kernels takes those then: they are checked, and what is not is said
         yield NotRun(Level.NUMERICS, f"TileLang kernels of {', '.join(tiled)}: {without[0]}", without[1])
-    jobs = [run.job("cases", Level.NUMERICS, op, env) for op in run.ops if op not in tiled]
+    jobs = [
+        run.job("cases", Level.NUMERICS, op, env, languages=list(run.languages(op)))
+        for op in run.ops
+        if op not in tiled or "triton" in run.languages(op)
+    ]
     roomy = run.request.suite == "smoke" or run.found["gpu"].get("memory_bytes", 0) >= _ROOMY_BYTES
     yield from run.run(jobs, min(_GPU_AT_ONCE, os.cpu_count() or 1) if roomy else 1)
 

@@ -190,20 +190,30 @@ def test_sm80_code_comes_from_a_copy_whose_kernels_nothing_else_has_compiled(fak
         registered.direct_register_custom_op("wo_a", None)
 
 
-def test_mhc_takes_the_path_of_an_ampere_card_and_that_of_this_one(fake_stock: Path):
+def test_mhc_takes_the_path_of_an_ampere_card(fake_stock: Path):
     sources = baselines._STOCK["mhc_post"]
     ampere, _path = stock.load(fake_stock, sources["stock"])
-    native, _path = stock.load(fake_stock, sources["stock-native"])
     again, _path = stock.load(fake_stock, sources["stock"])
     for _ in range(2):
         assert ampere(1, 2) == again(1, residual=2) == (1, False, 1, False)
-        assert native(1, 2) == (1, True, 16, True)
     # afterwards vLLM is as it was
     assert sys.modules["vllm.platforms"].current_platform.is_arch_support_pdl()
     assert sys.modules["vllm.utils.deep_gemm"].is_deep_gemm_supported()
     assert "vllm.model_executor.kernels.mhc.warmup" not in sys.modules
     call = baselines.adapt(ampere, types.SimpleNamespace(call_kwargs=lambda inputs, style: inputs), "stock")
     assert call(x=5, residual=6, unknown=7)[0] == 5
+    assert call.arguments({"x": 5, "residual": 6, "unknown": 7}) == {"x": 5, "residual": 6}
+
+
+def test_host_time_is_only_taken_where_no_wrapper_of_ours_is_timed(fake_stock: Path):
+    workloads = types.SimpleNamespace(call_kwargs=lambda inputs, style: inputs)
+    plain = {
+        item.name: item.plain
+        for op in ("ragged", "mhc_post")
+        for item in baselines.providers(op, workloads, fake_stock, None)
+        if item.name == "stock" or op == "ragged"
+    }
+    assert plain == {"overlay": True, "stock": False}
 
 
 def test_forced_code_adds_the_baselines_in_that_code(fake_stock: Path):
@@ -219,7 +229,7 @@ def test_forced_code_adds_the_baselines_in_that_code(fake_stock: Path):
         ("sparse_decode", False): ["overlay", "stock"],
         ("sparse_decode", True): ["overlay", "stock"],
         ("mhc_pre_delayed", False): ["overlay", "stock"],
-        ("mhc_pre_delayed", True): ["overlay", "stock", "stock-native"],
+        ("mhc_pre_delayed", True): ["overlay", "stock"],
         # no release has such a function
         ("mhc_post_with_sqrsum", False): ["overlay"],
         ("mhc_post_with_sqrsum", True): ["overlay"],

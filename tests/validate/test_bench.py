@@ -49,7 +49,7 @@ def _feed(monkeypatch: pytest.MonkeyPatch, *workers):
     asked: list[list[str] | None] = []
     feed = iter(workers)
 
-    def events(job, cases):
+    def events(job, cases, crew):
         asked.append(cases)
         yield from next(feed)
 
@@ -78,6 +78,32 @@ def test_a_crash_becomes_a_row_and_the_rest_is_measured(case_payload: Path, monk
     assert found["rows"][1]["latency_us"] is None and "SIGSEGV" in found["rows"][1]["reason"]
     assert list(found["environment"])[:7] == ["gpu", "driver", "cuda", "torch", "triton", "tilelang", "vllm"]
     assert found["environment"]["commit"].startswith("payload ")
+
+
+def test_several_ops_are_measured_side_by_side_and_come_in_order(case_payload: Path, monkeypatch):
+    import threading
+
+    monkeypatch.setattr(bench.os, "cpu_count", lambda: 16)
+    _feed(monkeypatch)
+    both, jobs, parts = threading.Barrier(2, timeout=30), {}, []
+
+    def events(job, cases, crew):
+        jobs[job.request["op"]] = job
+        both.wait()
+        yield from [
+            ENVIRONMENT,
+            PLAN | {"cases": ["a"]},
+            *_case("a", row(job.request["op"])),
+            runner.WorkerEnd(Status.PASSED),
+        ]
+
+    monkeypatch.setattr(bench.runner, "events", events)
+    request = bench.Request(case_payload, Path(sys.executable), ("one", "two"))
+    found = bench.measure(request, on_op=parts.append)
+    assert [item["op"] for item in found["rows"]] == ["one", "two"]
+    # what has been measured can be kept before the rest is
+    assert [len(part["rows"]) for part in parts] == [1, 2] and parts[1] == found
+    assert {job.request["threads"] for job in jobs.values()} == {8}
 
 
 def test_a_worker_that_dies_before_its_first_case_is_an_error(case_payload: Path, monkeypatch):
@@ -124,7 +150,7 @@ def test_what_multiplies_shows_its_rate_and_the_ceiling_that_binds(case_payload,
 def test_a_limit_on_shared_memory_reaches_the_worker(case_payload, monkeypatch):
     _feed(monkeypatch, [ENVIRONMENT, PLAN, *_case("a", row()), runner.WorkerEnd(Status.PASSED)])
     jobs = []
-    monkeypatch.setattr(bench, "_events", lambda job: jobs.append(job) or [])
+    monkeypatch.setattr(bench, "_events", lambda job, crew: jobs.append(job) or [])
     bench.measure(_request(case_payload, max_smem=49152))
     (job,) = jobs
     assert (job.request["max_smem"], job.request["arch"], job.request["force_arch"]) == (49152, "sm80", None)

@@ -9,14 +9,14 @@ torch = pytest.importorskip("torch")
 
 from types import SimpleNamespace  # noqa: E402
 
-from deepinfer_cli.validate import bench_worker, numerics, timing  # noqa: E402
+from deepinfer_cli.validate import bench_worker, numerics, timing, turns  # noqa: E402
 from deepinfer_cli.validate.baselines import Provider  # noqa: E402
 from deepinfer_cli.validate.ceiling import Roofs  # noqa: E402
 from deepinfer_cli.validate.numerics import workloads_of  # noqa: E402
 
 KEYS = [
     "op", "case", "provider", "codegen", "timing", "latency_us", "bytes", "flops", "ceiling_fraction", "status", "arch",
-    "ceiling",
+    "ceiling", "roof",
 ]  # fmt: skip
 COMBINE = workloads_of("combine")
 ORACLE = COMBINE.reference.combine
@@ -25,6 +25,12 @@ ORACLE = COMBINE.reference.combine
 def _wrong(**inputs):
     indices, lens = ORACLE(**inputs)
     return indices, lens + 1
+
+
+@pytest.fixture(autouse=True)
+def lock(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    """A lock of this test's own."""
+    monkeypatch.setattr(turns, "lock_path", lambda: tmp_path / "gpu.lock")
 
 
 @pytest.fixture
@@ -91,7 +97,7 @@ def test_a_worker_measures_every_case_and_says_what_it_found(timed, monkeypatch,
         "op_function": lambda op: oracle,
         "bench_inputs": lambda workloads, case: COMBINE.make_inputs(case, "cpu") | {"out": None},
         "measure_roofs": lambda codegen, arch, with_mma: Roofs(4e12, 4e14 if with_mma else None),
-        "compile_tiles": lambda op, session: watched.append(op),
+        "compile_tiles": lambda op, arch, codegen, threads: watched.append((op, arch, threads)),
         "variants_of": lambda op, names, arch: [SimpleNamespace(expects_mma="tilelang" in names)],
     }
     for name, fake in fakes.items():
@@ -104,15 +110,18 @@ def test_a_worker_measures_every_case_and_says_what_it_found(timed, monkeypatch,
     monkeypatch.setenv("DEEPINFER_FORCE_ARCH", "sm86")
     bench_worker.run(
         {"op": "combine", "force_arch": "sm80", "arch": "sm80", "languages": languages, "max_smem": 49152,
-         "providers": ["overlay", "stock"], "parent": None, "torch_from": None, "cases": None, "tokens": []},
+         "providers": ["overlay", "stock"], "parent": None, "torch_from": None, "cases": None, "tokens": [], "threads": 3},
         events.append,
     )  # fmt: skip
-    assert [event["event"] for event in events] == ["environment", "plan", "start", "row", "row", "case_done"]
+    # the ceilings and the case each have a turn
+    names = ["turn", "environment", "plan", "start", "turn", "row", "row", "case_done"]
+    assert [event["event"] for event in events] == names
+    events = [event for event in events if event["event"] != "turn"]
     tiled = "tilelang" in languages
     assert events[0]["environment"] == {"gpu": "NVIDIA H200", "copy_gb_per_s": 4000.0} | (
         {"mma_tflops": {"sm80": 400.0}} if tiled else {}
     )
-    assert watched == (["tilelang", "combine"] if tiled else [])
+    assert watched == (["tilelang", ("combine", "sm80", 3)] if tiled else [])
     assert events[2]["params"]["max_smem"] == 49152 and set(limits) == {49152}
     rows = [event["row"] for event in events if event["event"] == "row"]
     assert [(row["provider"], row["status"], row["arch"]) for row in rows] == [
@@ -133,6 +142,40 @@ def test_a_limit_on_shared_memory_is_a_part_of_the_case(timed, monkeypatch):
 def test_the_roof_that_takes_longer_is_the_ceiling(moved, flops, ceiling, seconds):
     assert Roofs(1e12, 2.5e14).binding(moved, flops) == (ceiling, pytest.approx(seconds))
     assert Roofs(1e12).binding(moved, flops)[0] == "copy"
+
+
+def test_a_row_holds_its_roof_and_native_code_has_no_share_of_that_of_mma(monkeypatch):
+    workloads = SimpleNamespace(bytes_moved=lambda case: 10**6, flops=lambda case: 10**10)
+    codegen = bench_worker.Codegen("sm80", {"overlay": {"sm80"}, "baseline": {"native"}})
+    case = SimpleNamespace(op="x", params={})
+    latency = {"p50": 50.0}
+    for roofs, want in (
+        (Roofs(1e12, 4e14), [("mma", 400.0, 0.5), ("mma", 400.0, None)]),
+        (Roofs(1e12), [("copy", 1000.0, 0.02), ("copy", 1000.0, 0.02)]),
+    ):
+        session = bench_worker.Session(workloads, codegen, roofs, "sm80")
+        rows = [
+            bench_worker._row(session, case, Provider(name), "graph", latency)
+            for name in ("overlay", "stock")
+        ]
+        assert [(row["ceiling"], row["roof"], row["ceiling_fraction"]) for row in rows] == want
+
+
+def test_host_time_is_that_of_the_function_alone(monkeypatch):
+    asked, called = [], []
+    workloads = SimpleNamespace(call_kwargs=lambda inputs, style: asked.append(style) or inputs)
+
+    def host_us(call, sets):
+        asked.append("timed")
+        call(sets[0])
+        return 2.0
+
+    monkeypatch.setattr(bench_worker.timing, "host_us", host_us)
+    adapted = bench_worker.baselines.adapt(lambda x: called.append(x), workloads, "stock")
+    sets = [{"x": number} for number in range(60)]
+    assert bench_worker._host(Provider("stock", adapted), adapted, sets) == {"host_us": 2.0}
+    assert asked == ["stock"] * timing.HOST_CALLS + ["timed"] and called == [0]
+    assert bench_worker._host(Provider("stock", adapted, plain=False), adapted, sets) == {}
 
 
 def test_only_an_output_that_the_op_can_make_itself_is_left_to_it(monkeypatch):

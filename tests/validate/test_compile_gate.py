@@ -193,33 +193,6 @@ def test_a_small_variant_is_promised(monkeypatch: pytest.MonkeyPatch, shared, fa
     assert events[-1]["result"]["status"] == status.value
 
 
-_GLUON = """
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-
-from ..spec import Variant
-
-
-@gluon.jit
-def _copy(a_ptr, out_ptr, N: gl.constexpr):
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    offset = gl.arange(0, N, layout=layout)
-    gl.store(out_ptr + offset, gl.load(a_ptr + offset))
-
-
-def variants(arch):
-    return (Variant("copy", _copy, {"a_ptr": "*fp32", "out_ptr": "*fp32"}, {"N": 128}),)
-"""
-
-
-@pytest.mark.kernels
-def test_gluon_kernels_are_built_too(case_payload: Path):
-    (case_payload / "ops" / "fake" / "gluon.py").write_text(_GLUON)
-    results = _gate(case_payload, ["sm80"], languages=("gluon",))
-    assert results["fake[sm80:copy]"].status is Status.PASSED, results["fake[sm80:copy]"].reason
-    assert results["fake[sm80:small]"].status is Status.PASSED
-
-
 _TILES = """
 from functools import partial
 

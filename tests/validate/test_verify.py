@@ -176,7 +176,7 @@ def test_without_the_tools_of_tilelang_triton_kernels_are_still_built(
     report, jobs = _planned(monkeypatch, found, request)
     assert [(item.level, item.reason.partition(":")[0]) for item in report.not_run] == [
         (Level.COMPILE, "TileLang kernels of both, tiles"),
-        (Level.NUMERICS, "TileLang kernels of tiles"),
+        (Level.NUMERICS, "TileLang kernels of both, tiles"),
     ]
     assert all(word in item.how for item in report.not_run)
     compiled = [job.request for job in jobs if job.request["task"] == "compile"]
@@ -216,7 +216,7 @@ def test_a_forced_card_gets_both_variables_and_an_sm8x_card_neither(
     case_payload: Path, monkeypatch: pytest.MonkeyPatch
 ):
     jobs = []
-    monkeypatch.setattr(verify.runner, "run_cases", lambda job, cases: jobs.append(job) or [])
+    monkeypatch.setattr(verify.runner, "run_cases", lambda job, cases, crew: jobs.append(job) or [])
     for capability in ([9, 0], [8, 0]):
         gpu = H200 | {"capability": capability}
         monkeypatch.setattr(
