@@ -153,8 +153,8 @@ def test_variant_names_are_unique() -> None:
         for variant in (
             *kernels.pre_variants(kernels.PRE_TABLE, ("residual", "x"), hidden),
             *kernels.pre_variants(kernels.FUSED_TABLE, ("post",), hidden),
-            *kernels.post_variants(kernels.POST_TABLE, False, hidden),
-            *kernels.post_variants(kernels.SQRSUM_TABLE, True, hidden),
+            *kernels.post_variants(False, hidden),
+            *kernels.post_variants(True, hidden),
         ):
             assert made.setdefault(variant.name, variant.build.args) == variant.build.args
 
@@ -183,7 +183,9 @@ def test_warm_up_compiles_what_any_number_of_tokens_can_meet(
             met.update(kernels.projection_variant(row.projection, source).name for source in sources)
             slices = kernels.HIDDEN // row.projection.slice_columns
             met.add(kernels.finish_variant(row.finish, slices).name)
-    assert met < warmed
+        post = kernels.post_row_for(tokens, kernels.HIDDEN, False)
+        met.add(kernels.post_variant(post.geometry, False).name)
+    assert met == warmed
 
 
 @pytest.mark.parametrize(
@@ -214,3 +216,78 @@ def test_other_arguments_are_refused(op: str, change: dict[str, Any], error: Any
 def test_a_width_that_no_projection_covers_is_refused(launches: list[Any]) -> None:
     with pytest.raises(ValueError, match="hidden must be a multiple of 64, got 72"):
         call("mhc_pre_delayed", **inputs_of("mhc_pre_delayed", hidden=72))
+
+
+@pytest.mark.parametrize(
+    ("hidden", "threads"), [(8, 32), (1000, 128), (5120, 640), (6144, 768), (8192, 1024)]
+)
+def test_one_cta_sums_a_whole_row(hidden: int, threads: int, launches: list[Any]) -> None:
+    call("mhc_post_with_sqrsum", **inputs_of("mhc_post_with_sqrsum", hidden=hidden))
+    assert [name for name, _ in launches] == [f"mhc-post-{hidden}-{threads}-sqrsum"]
+
+
+def test_a_row_that_no_cta_can_sum_is_refused(launches: list[Any]) -> None:
+    with pytest.raises(ValueError, match="hidden must be at most 8192 for a sum of squares, got 8200"):
+        call("mhc_post_with_sqrsum", **inputs_of("mhc_post_with_sqrsum", hidden=8200))
+
+
+@pytest.mark.parametrize("op", ["mhc_pre_delayed", "mhc_fused_post_pre_delayed"])
+def test_every_border_of_the_table_has_a_seam_case(op: str) -> None:
+    from deepinfer_sm80.ops.mhc import tilelang as kernels
+
+    cases = importlib.import_module(f"deepinfer_sm80.ops.{op}.workloads").cases()
+    table = kernels.PRE_TABLE if op == "mhc_pre_delayed" else kernels.FUSED_TABLE
+    tested = {case.params.get("seam") for case in cases}
+    raw = {case.params["tokens"] for case in cases if case.params.get("raw")}
+    borders = {row.tokens for row in table if row.tokens}
+    assert borders <= tested
+    if op == "mhc_pre_delayed":
+        assert borders | {border + 1 for border in borders} <= raw
+
+
+def test_a_seam_between_batches_is_found() -> None:
+    from deepinfer_sm80.ops.mhc_pre_delayed import reference, workloads
+    from deepinfer_sm80.ops.spec import Case
+
+    from deepinfer_cli.validate.compare import compare_outputs
+
+    inputs = workloads.make_inputs(
+        Case("mhc_pre_delayed", "made", "smoke", {"tokens": 5, "hidden": 64, "seam": 4}), "cpu"
+    )
+    want = workloads.expected(Case("mhc_pre_delayed", "made"), inputs)
+
+    def seamed(**kwargs: Any) -> Any:
+        post, *others = reference.mhc_pre_delayed(**kwargs)
+        return post.add_(1e-3 if len(post) < 5 else 0), *others
+
+    right = workloads.run(inputs, reference.mhc_pre_delayed)
+    assert compare_outputs(right, want, workloads.TOLERANCES).ok
+    wrong = compare_outputs(workloads.run(inputs, seamed), want, workloads.TOLERANCES)
+    assert wrong.reason.startswith("seam")
+
+
+@pytest.mark.parametrize("embedding", [False, True])
+def test_the_raw_case_adds_up_what_the_first_kernel_leaves(
+    monkeypatch: pytest.MonkeyPatch, embedding: bool
+) -> None:
+    from deepinfer_sm80.ops.mhc import tilelang as kernels
+    from deepinfer_sm80.ops.mhc_pre_delayed import reference, workloads
+    from deepinfer_sm80.ops.spec import Case
+
+    from deepinfer_cli.validate.compare import compare_outputs
+
+    case = Case(
+        "mhc_pre_delayed", "made", "smoke", {"tokens": 3, "hidden": 64, "raw": True, "embedding": embedding}
+    )
+    inputs = workloads.make_inputs(case, "cpu")
+    want = workloads.expected(case, inputs)
+    monkeypatch.setattr(workloads, "mhc_pre_delayed", reference.mhc_pre_delayed)
+    for error, found in ((0.0, ""), (3e-3, "raw_mixes")):
+        parts = torch.zeros(2, 3, 26)
+        parts[0, :, :24] = want["raw_mixes"] - 1
+        parts[1, :, :24] = 1
+        parts[1, 1, 5] += error
+        parts[1, :, 24] = want["sqrsum"]
+        monkeypatch.setattr(kernels, "launch_projection", lambda *_, parts=parts, **__: parts)
+        reason = compare_outputs(workloads.run(inputs), want, workloads.TOLERANCES).reason
+        assert reason.startswith(found) and bool(reason) == bool(found)

@@ -15,14 +15,13 @@ COMB = STREAMS * STREAMS
 WARP = 32
 
 
-def build(hidden: int, slices: int, tokens: int, threads: int, parts: int) -> Any:
+def build(hidden: int, slices: int, tokens: int, threads: int) -> Any:
     """The kernel as a TIR function.
 
     Args:
         slices: how many parts the first kernel leaves of every token.
         tokens: tokens whose coefficients one CTA makes, a power of two.
-        threads: of a CTA; a multiple of 32.
-        parts: CTAs that share the columns of one row to be normalised.
+        threads: of a CTA; a multiple of 32. A row is normalised by one CTA.
     """
     import tilelang.language as T
 
@@ -34,8 +33,7 @@ def build(hidden: int, slices: int, tokens: int, threads: int, parts: int) -> An
     sums = MIXES + 1
     mix_rounds = -(-tokens // warps)
     vectors = hidden // 8
-    per_part = -(-vectors // parts)
-    per_thread = -(-per_part // threads)
+    per_thread = -(-vectors // threads)
     f32, i32, bf16 = T.float32, T.int32, T.bfloat16
     num_tokens = T.dynamic("num_tokens")
 
@@ -152,17 +150,15 @@ def build(hidden: int, slices: int, tokens: int, threads: int, parts: int) -> An
                     comb[token, j * STREAMS + k] = cell[j, k]
 
     @T.macro
-    def normalise(block, partial, layer_input, norm_weight, norm_eps):
+    def normalise(token, partial, layer_input, norm_weight, norm_eps):
         tid = T.get_thread_binding()
-        token, part = block // parts, block % parts
         rows = T.alloc_local((per_thread, 8), bf16)
         weights = T.alloc_local((per_thread, 8), bf16)
         out = T.alloc_local((8,), bf16)
         value = T.alloc_local((1,), f32)
         for q in T.unroll(per_thread):
-            v = q * threads + tid
-            column = (part * per_part + v) * 8
-            if (v < per_part) & (column < hidden):
+            column = (q * threads + tid) * 8
+            if column < hidden:
                 for e in T.vectorized(8):
                     rows[q, e] = layer_input[token, column + e]
                 for e in T.vectorized(8):
@@ -176,9 +172,8 @@ def build(hidden: int, slices: int, tokens: int, threads: int, parts: int) -> An
             value[0] += T.shfl_xor(value[0], 1 << step)
         value[0] = T.rsqrt(value[0] * (1.0 / hidden) + norm_eps)
         for q in T.unroll(per_thread):
-            v = q * threads + tid
-            column = (part * per_part + v) * 8
-            if (v < per_part) & (column < hidden):
+            column = (q * threads + tid) * 8
+            if column < hidden:
                 for e in T.vectorized(8):
                     out[e] = T.cast(T.cast(rows[q, e], f32) * value[0] * T.cast(weights[q, e], f32), bf16)
                 for e in T.vectorized(8):
@@ -203,7 +198,7 @@ def build(hidden: int, slices: int, tokens: int, threads: int, parts: int) -> An
         norm_eps: f32,
         rows_to_normalise: i32,
     ):
-        with T.Kernel(T.ceildiv(num_tokens, tokens) + rows_to_normalise * parts, threads=threads) as block:
+        with T.Kernel(T.ceildiv(num_tokens, tokens) + rows_to_normalise, threads=threads) as block:
             if block < T.ceildiv(num_tokens, tokens):
                 coefficients(
                     block,

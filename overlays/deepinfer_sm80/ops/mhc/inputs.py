@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..spec import Case
+from ..spec import Case, Tolerance
 
 HIDDEN = 5120
 STREAMS = 4
@@ -34,7 +34,13 @@ DEFAULTS: Mapping[str, Any] = {
     "nan_rows": (),
     "zero_rows": (),
     "out": True,
+    # rows that are also given alone: the output `seam` is how far their coefficients are off then
+    "seam": 0,
 }
+# stock's own coefficients differ by so much where it switches from one projection to another
+SEAM = Tolerance(max_abs=6.5e-4)
+# the inputs that have a row per token
+PER_TOKEN = ("x", "residual", "post_layer_mix", "comb_res_mix", "pre_mix")
 
 
 def case_maker(op: str) -> Callable[..., Case]:
@@ -131,6 +137,23 @@ def pre_outputs(params: Mapping[str, Any], device: str | torch.device) -> tuple[
         nan(device, torch.bfloat16, tokens, params["hidden"]),
         nan(device, torch.float32, tokens, STREAMS),
     )
+
+
+def coefficients(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Post, residual and pre-mixes of every token, `[T, 24]` f32."""
+    return torch.cat([outputs[name].flatten(1) for name in ("post", "comb", "next_pre_mix")], dim=1)
+
+
+def seam(
+    outputs: Mapping[str, torch.Tensor],
+    inputs: Mapping[str, Any],
+    tokens: int,
+    call: Callable[..., Mapping[str, torch.Tensor]],
+) -> torch.Tensor:
+    """How far the first `tokens` rows' coefficients are off when nothing but these rows is given, `[tokens, 24]`."""
+    rows = {name: inputs[name][:tokens] for name in PER_TOKEN if inputs.get(name) is not None}
+    alone = call(**{**inputs, **rows, "out": None})
+    return coefficients(outputs)[:tokens] - coefficients(alone)
 
 
 def stock_kwargs(inputs: Mapping[str, Any]) -> dict[str, Any]:

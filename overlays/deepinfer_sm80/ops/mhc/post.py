@@ -11,19 +11,19 @@ COMB = STREAMS * STREAMS
 WARP = 32
 
 
-def build(hidden: int, threads: int, vectors: int, sqrsum: bool) -> Any:
+def build(hidden: int, threads: int, sqrsum: bool) -> Any:
     """The kernel as a TIR function.
 
     Args:
-        threads, vectors: threads of a CTA, and how many times eight columns each takes.
+        threads: of a CTA, a multiple of 32; each takes eight columns.
         sqrsum: also sum the squares; a CTA then takes a whole token.
     """
     import tilelang.language as T
 
-    columns = threads * vectors * 8
+    columns = threads * 8
     parts = -(-hidden // columns)
     if sqrsum and parts != 1:
-        raise ValueError(f"{threads} threads with {vectors} vectors do not cover {hidden} columns")
+        raise ValueError(f"{threads} threads do not cover {hidden} columns")
     warps = threads // WARP
     f32, f64, bf16 = T.float32, T.float64, T.bfloat16
     num_tokens = T.dynamic("num_tokens")
@@ -33,8 +33,8 @@ def build(hidden: int, threads: int, vectors: int, sqrsum: bool) -> Any:
         with T.Kernel(num_tokens, parts, threads=threads) as (token, part):
             tid = T.get_thread_binding()
             weight = T.alloc_local((STREAMS + COMB,), f32)
-            old = T.alloc_local((vectors, STREAMS, 8), bf16)
-            other = T.alloc_local((vectors, 8), bf16)
+            old = T.alloc_local((STREAMS, 8), bf16)
+            other = T.alloc_local((8,), bf16)
             # what is stored as one access of 16 bytes; nvcc makes four of a plain store here
             fresh_raw = T.alloc_local((4,), T.uint32)
             fresh = T.view(fresh_raw, (8,), bf16)
@@ -46,51 +46,48 @@ def build(hidden: int, threads: int, vectors: int, sqrsum: bool) -> Any:
             gained = T.alloc_local((1,), f32)
             total = T.alloc_local((1,), f64)
             shared = T.alloc_shared((warps,), f64)
-            for v in T.unroll(vectors):
-                column = part * columns + (v * threads + tid) * 8
-                if column < hidden:
-                    for i in T.unroll(STREAMS):
-                        for e in T.vectorized(8):
-                            old[v, i, e] = residual[token, i, column + e]
+            column = part * columns + tid * 8
+            if column < hidden:
+                for i in T.unroll(STREAMS):
                     for e in T.vectorized(8):
-                        other[v, e] = x[token, column + e]
+                        old[i, e] = residual[token, i, column + e]
+                for e in T.vectorized(8):
+                    other[e] = x[token, column + e]
             for e in T.vectorized(STREAMS):
                 weight[e] = post_mix[token, e]
             for i in T.unroll(STREAMS):
                 for e in T.vectorized(STREAMS):
                     weight[STREAMS + i * STREAMS + e] = comb_mix[token, i * STREAMS + e]
             total[0] = 0.0
-            for v in T.unroll(vectors):
-                column = part * columns + (v * threads + tid) * 8
-                if column < hidden:
-                    square[0] = 0.0
-                    lost[0] = 0.0
-                    for j in T.unroll(STREAMS):
+            if column < hidden:
+                square[0] = 0.0
+                lost[0] = 0.0
+                for j in T.unroll(STREAMS):
+                    for e in T.unroll(8):
+                        chain[e] = weight[j] * T.cast(other[e], f32)
+                    for i in T.unroll(STREAMS):
                         for e in T.unroll(8):
-                            chain[e] = weight[j] * T.cast(other[v, e], f32)
-                        for i in T.unroll(STREAMS):
-                            for e in T.unroll(8):
-                                chain[e] = T.ieee_fmaf(
-                                    weight[STREAMS + i * STREAMS + j], T.cast(old[v, i, e], f32), chain[e]
-                                )
-                        for e in T.vectorized(8):
-                            fresh[e] = T.cast(chain[e], bf16)
-                        T.stg128(new_residual[token, j, column], fresh_raw[0:4])
-                        if sqrsum:
-                            for e in T.unroll(8):
-                                value[0] = T.cast(fresh[e], f32)
-                                value[0] = T.ieee_mul(value[0], value[0])
-                                before[0] = square[0]
-                                square[0] = T.ieee_add(before[0], value[0])
-                                # Knuth's two-sum: a bf16's square is exact in float32, the rest of the sum is kept
-                                gained[0] = T.ieee_sub(square[0], before[0])
-                                lost[0] += T.ieee_add(
-                                    T.ieee_sub(before[0], T.ieee_sub(square[0], gained[0])),
-                                    T.ieee_sub(value[0], gained[0]),
-                                )
-                    # float64 from here on, which cards without fast float64 could not do for every element
+                            chain[e] = T.ieee_fmaf(
+                                weight[STREAMS + i * STREAMS + j], T.cast(old[i, e], f32), chain[e]
+                            )
+                    for e in T.vectorized(8):
+                        fresh[e] = T.cast(chain[e], bf16)
+                    T.stg128(new_residual[token, j, column], fresh_raw[0:4])
                     if sqrsum:
-                        total[0] += T.cast(square[0], f64) + T.cast(lost[0], f64)
+                        for e in T.unroll(8):
+                            value[0] = T.cast(fresh[e], f32)
+                            value[0] = T.ieee_mul(value[0], value[0])
+                            before[0] = square[0]
+                            square[0] = T.ieee_add(before[0], value[0])
+                            # Knuth's two-sum: a bf16's square is exact in float32, the rest of the sum is kept
+                            gained[0] = T.ieee_sub(square[0], before[0])
+                            lost[0] += T.ieee_add(
+                                T.ieee_sub(before[0], T.ieee_sub(square[0], gained[0])),
+                                T.ieee_sub(value[0], gained[0]),
+                            )
+                # float64 from here on, which cards without fast float64 could not do for every element
+                if sqrsum:
+                    total[0] += T.cast(square[0], f64) + T.cast(lost[0], f64)
             if sqrsum:
                 for step in T.unroll(5):
                     total[0] += T.shfl_xor(total[0], 1 << step)

@@ -28,7 +28,6 @@ class Projection:
     block_h: int
     blocks: int
     threads: int
-    engine: str = "mma"
 
     @property
     def slice_columns(self) -> int:
@@ -41,7 +40,6 @@ class Finish:
 
     tokens: int
     threads: int
-    parts: int
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,6 @@ class Post:
     """Geometry of the post kernel; see `post.build`."""
 
     threads: int
-    vectors: int
 
 
 class Row(NamedTuple):
@@ -61,18 +58,45 @@ class Row(NamedTuple):
     measured: str = ""
 
 
-# last row: any number of tokens
+class PostRow(NamedTuple):
+    """What post launches for up to `tokens` tokens, and the measurement behind it."""
+
+    tokens: int | None
+    geometry: Post
+    measured: str = ""
+
+
+# Both kernels of a step on an H200, sm80 code, in microseconds; in brackets stock's. The last row of a table: any
+# number of tokens. More slices for few tokens and fewer for many: every slice leaves parts that the finish adds up.
 PRE_TABLE = (
-    Row(48, Projection(16, 64, 1, 192), Finish(1, 256, 1)),
-    Row(64, Projection(16, 64, 2, 192), Finish(1, 256, 1)),
-    Row(128, Projection(16, 64, 4, 192), Finish(1, 256, 1)),
-    Row(None, Projection(16, 64, 8, 192), Finish(8, 256, 1)),
+    Row(
+        48,
+        Projection(16, 64, 1, 192),
+        Finish(1, 256),
+        "6.6 at 1 token (13.0), 7.2 at 16 (12.7), 8.3 at 48 (19.7)",
+    ),
+    Row(64, Projection(16, 64, 2, 192), Finish(1, 256), "9.3 at 64 tokens (21.0)"),
+    Row(128, Projection(16, 64, 4, 192), Finish(1, 256), "13.2 at 128 tokens (28.5)"),
+    Row(
+        None,
+        Projection(16, 64, 8, 192),
+        Finish(8, 256),
+        "20.2 at 256 tokens (46.5), 85.7 at 2,048 (339), 329 at 8,192 (1,294)",
+    ),
 )
-FUSED_TABLE = PRE_TABLE
-POST_TABLE = ((None, Post(128, 1)),)
-SQRSUM_TABLE = ((None, Post(640, 1)),)
-# where the hidden size does not divide into the table's slices
-FALLBACK = Projection(16, 64, 1, 192)
+FUSED_TABLE = (
+    PRE_TABLE[0]._replace(measured="7.2 at 1 token (12.1), 8.4 at 16 (13.0), 10.1 at 48 (24.7)"),
+    PRE_TABLE[1]._replace(measured="11.7 at 64 tokens (25.9)"),
+    PRE_TABLE[2]._replace(measured="16.3 at 128 tokens (33.3)"),
+    PRE_TABLE[3]._replace(measured="25.5 at 256 tokens (51.8), 115.6 at 2,048 (386), 436.7 at 8,192 (1,475)"),
+)
+POST_TABLE = (
+    PostRow(512, Post(128), "5.2, 8.4, 14.6 at 128, 256, 512 tokens; 320 threads: 5.3, 8.4, 14.8"),
+    PostRow(2048, Post(320), "26.2, 49.2 at 1,024, 2,048 tokens; 128 threads: 26.4, 49.9"),
+    PostRow(None, Post(640), "93.6, 182.4 at 4,096, 8,192 tokens; 128 threads: 96.2, 188.5"),
+)
+# what 1,024 threads of eight columns cover; the sum of squares is made by one CTA
+MOST_SUMMED = 8192
 
 
 def row_for(table: tuple[Row, ...], tokens: int, hidden: int) -> Row:
@@ -81,12 +105,29 @@ def row_for(table: tuple[Row, ...], tokens: int, hidden: int) -> Row:
     Raises:
         ValueError: no projection covers them.
     """
-    row = next(row for row in table if row.tokens is None or tokens <= row.tokens)
-    if hidden % row.projection.slice_columns == 0:
-        return row
-    if hidden % FALLBACK.slice_columns:
-        raise ValueError(f"hidden must be a multiple of {FALLBACK.slice_columns}, got {hidden}")
-    return row._replace(projection=FALLBACK)
+    return _covering(next(row for row in table if row.tokens is None or tokens <= row.tokens), table, hidden)
+
+
+def _covering(row: Row, table: tuple[Row, ...], hidden: int) -> Row:
+    """`row`, with the first row's projection, whose slices are the narrowest, where `hidden` needs it."""
+    narrow = table[0].projection
+    if hidden % narrow.slice_columns:
+        raise ValueError(f"hidden must be a multiple of {narrow.slice_columns}, got {hidden}")
+    return row._replace(projection=narrow) if hidden % row.projection.slice_columns else row
+
+
+def post_row_for(tokens: int, hidden: int, sqrsum: bool) -> PostRow:
+    """What post launches for so many tokens; with the sum of squares one CTA takes a whole token.
+
+    Raises:
+        ValueError: no CTA covers `hidden` columns.
+    """
+    if not sqrsum:
+        return next(row for row in POST_TABLE if row.tokens is None or tokens <= row.tokens)
+    if hidden > MOST_SUMMED:
+        raise ValueError(f"hidden must be at most {MOST_SUMMED} for a sum of squares, got {hidden}")
+    warps = -(-hidden // (post.WARP * 8))
+    return PostRow(None, Post(post.WARP * warps), "3.3 at 1 token, 57.3 at 2,048, 211 at 8,192")
 
 
 @lru_cache
@@ -95,31 +136,32 @@ def projection_variant(
 ) -> TileVariant:
     g = geometry
     return TileVariant(
-        f"mhc-project-{source}-{hidden}-{g.block_m}x{g.block_h}x{g.blocks}-{g.threads}-{g.engine}",
-        partial(project.build, hidden, source, g.block_m, g.block_h, g.blocks, g.threads, g.engine),
-        expects_mma=g.engine == "mma",
+        f"mhc-project-{source}-{hidden}-{g.block_m}x{g.block_h}x{g.blocks}-{g.threads}",
+        partial(project.build, hidden, source, g.block_m, g.block_h, g.blocks, g.threads),
+        expects_mma=True,
         pass_configs=PASS_CONFIGS,
         measured=measured,
     )
 
 
 @lru_cache
-def finish_variant(geometry: Finish, slices: int, hidden: int = HIDDEN) -> TileVariant:
+def finish_variant(geometry: Finish, slices: int, hidden: int = HIDDEN, measured: str = "") -> TileVariant:
     g = geometry
     return TileVariant(
-        f"mhc-finish-{hidden}-{slices}-{g.tokens}-{g.threads}-{g.parts}",
-        partial(finish.build, hidden, slices, g.tokens, g.threads, g.parts),
+        f"mhc-finish-{hidden}-{slices}-{g.tokens}-{g.threads}",
+        partial(finish.build, hidden, slices, g.tokens, g.threads),
         pass_configs=PASS_CONFIGS,
+        measured=measured,
     )
 
 
 @lru_cache
-def post_variant(geometry: Post, sqrsum: bool, hidden: int = HIDDEN) -> TileVariant:
-    g = geometry
+def post_variant(geometry: Post, sqrsum: bool, hidden: int = HIDDEN, measured: str = "") -> TileVariant:
     return TileVariant(
-        f"mhc-post-{hidden}-{g.threads}x{g.vectors}{'-sqrsum' if sqrsum else ''}",
-        partial(post.build, hidden, g.threads, g.vectors, sqrsum),
+        f"mhc-post-{hidden}-{geometry.threads}{'-sqrsum' if sqrsum else ''}",
+        partial(post.build, hidden, geometry.threads, sqrsum),
         pass_configs=PASS_CONFIGS,
+        measured=measured,
     )
 
 
@@ -128,18 +170,16 @@ def pre_variants(
 ) -> Iterator[TileVariant]:
     """Every variant that `table` can launch."""
     for row in table:
-        row = row_for((row._replace(tokens=None),), 1, hidden)
+        row = _covering(row, table, hidden)
         for source in sources:
             yield projection_variant(row.projection, source, hidden, row.measured)
-        yield finish_variant(row.finish, hidden // row.projection.slice_columns, hidden)
+        yield finish_variant(row.finish, hidden // row.projection.slice_columns, hidden, row.measured)
 
 
-def post_variants(
-    table: tuple[tuple[int | None, Post], ...], sqrsum: bool, hidden: int = HIDDEN
-) -> Iterator[TileVariant]:
-    """Every variant that `table` can launch."""
-    for _, geometry in table:
-        yield post_variant(geometry, sqrsum, hidden)
+def post_variants(sqrsum: bool, hidden: int = HIDDEN) -> Iterator[TileVariant]:
+    """Every variant that post can launch, with or without the sum of squares."""
+    for row in (post_row_for(1, hidden, True),) if sqrsum else POST_TABLE:
+        yield post_variant(row.geometry, sqrsum, hidden, row.measured)
 
 
 def warm_up(hidden: int = HIDDEN) -> None:
@@ -155,7 +195,7 @@ def warm_up(hidden: int = HIDDEN) -> None:
             for variant in (
                 *pre_variants(PRE_TABLE, ("residual", "x"), hidden),
                 *pre_variants(FUSED_TABLE, ("post",), hidden),
-                *post_variants(POST_TABLE, False, hidden),
+                *post_variants(False, hidden),
             )
         }.values()
     )
@@ -192,9 +232,8 @@ def launch_post(
 ) -> None:
     """Launches the post kernel on checked arguments; `post_mix` `[T, 4]`, `comb_mix` `[T, 16]`."""
     tokens, _, hidden = residual.shape
-    table = POST_TABLE if sqrsum is None else SQRSUM_TABLE
-    geometry = next(geometry for most, geometry in table if most is None or tokens <= most)
-    kernel = tile.kernel(post_variant(geometry, sqrsum is not None, hidden))
+    row = post_row_for(tokens, hidden, sqrsum is not None)
+    kernel = tile.kernel(post_variant(row.geometry, sqrsum is not None, hidden, row.measured))
     sums = () if sqrsum is None else (sqrsum,)
     kernel(residual, x, post_mix, comb_mix, new_residual, *sums)
 
@@ -211,17 +250,38 @@ def launch_pre(
     norm_eps: float,
 ) -> None:
     """Launches both kernels of a pre step on checked arguments."""
+    row = row_for(PRE_TABLE, *residual.shape[::2])
+    parts = launch_projection(residual, fn, outputs.layer_input, outputs.next_pre, pre_mix=pre_mix, x=x)
+    launch_finish(row, parts, fn.shape[1], weights, outputs, norm_weight, norm_eps)
+
+
+def launch_projection(
+    residual: torch.Tensor,
+    fn: torch.Tensor,
+    collapsed: torch.Tensor,
+    unread: torch.Tensor,
+    *,
+    pre_mix: torch.Tensor | None,
+    x: torch.Tensor | None,
+) -> torch.Tensor:
+    """Launches the first kernel of a pre step: writes `collapsed` `[T, H]`, returns the parts of the slices.
+
+    Args:
+        unread: `[T, 4]` f32, which takes the place of a pre-mix where there is none.
+    """
     tokens, _, hidden = residual.shape
     row = row_for(PRE_TABLE, tokens, hidden)
     source: project.Source = "residual" if x is None else "x"
     parts = scratch(row, residual)
-    # without a pre-mix its place is taken by a tensor of its shape that is not read
-    mix = outputs.next_pre if pre_mix is None else pre_mix
-    rows = (residual,) if x is None else (residual, x)
     tile.kernel(projection_variant(row.projection, source, hidden, row.measured))(
-        *rows, mix, fn.view(project.MIXES, -1, hidden), outputs.layer_input, parts, int(pre_mix is not None)
+        *((residual,) if x is None else (residual, x)),
+        unread if pre_mix is None else pre_mix,
+        fn.view(project.MIXES, -1, hidden),
+        collapsed,
+        parts,
+        int(pre_mix is not None),
     )
-    launch_finish(row, parts, fn.shape[1], weights, outputs, norm_weight, norm_eps)
+    return parts
 
 
 def launch_fused(
@@ -279,7 +339,7 @@ def launch_finish(
     """Launches the second kernel; without a norm weight it makes the coefficients only."""
     slices, tokens, _ = parts.shape
     hidden = outputs.layer_input.shape[1]
-    tile.kernel(finish_variant(row.finish, slices, hidden))(
+    tile.kernel(finish_variant(row.finish, slices, hidden, row.measured))(
         parts,
         weights.hc_scale,
         weights.hc_base,

@@ -18,19 +18,21 @@ def mhc_post_with_sqrsum(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`mhc_post`, exactly, and the raw sum of squares of each token's new streams.
 
-    The squares are those of the bf16 values; the sum is no mean. No release of vLLM calls it. The sum is exact to
+    The squares are those of the bf16 values; the sum is no mean. Nothing calls it yet: no release of vLLM has a place
+    for it, and our own fused step makes the sum while it projects. It is for a post step whose projection is elsewhere,
+    such as a GEMM of its own. The sum is exact to
     2^-38 of itself before it is rounded, once, to float32: it is within 2^-24 of itself of the true sum, which is less
     than 1e-3 up to 2^15 (unit-scale rows of 5,120 columns: about 20,480).
 
     Args:
-        x, residual, post_layer_mix, comb_res_mix: as for `mhc_post`; H at most 8,192.
+        x, residual, post_layer_mix, comb_res_mix: as for `mhc_post`; H a multiple of 8, at most 8,192 (measured: 5,120).
         out: `(new residual, sums)` to write to; by default new tensors.
 
     Returns:
         `[T, 4, H]` bf16 and `[T]` f32.
 
     Raises:
-        TypeError, ValueError: an argument has another dtype, shape or layout.
+        TypeError, ValueError: an argument has another dtype, shape or layout, or H is above 8,192.
     """
     import torch
 

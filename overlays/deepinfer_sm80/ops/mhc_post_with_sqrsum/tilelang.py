@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..mhc.tilelang import SQRSUM_TABLE, post_variants
+from ..mhc.tilelang import post_variants
 from ..spec import TileVariant
 
 
 def variants(arch: str) -> tuple[TileVariant, ...]:
     """Every variant that may be launched on `arch`."""
-    return tuple(variant for variant in post_variants(SQRSUM_TABLE, True) if arch in variant.archs)
+    return tuple(variant for variant in post_variants(True) if arch in variant.archs)

@@ -28,6 +28,7 @@ _SMOKE = (
 )
 _FULL = (
     _case("hidden-4096", "full", tokens=9, hidden=4096),
+    *(_case(f"hidden-{hidden}", "full", tokens=5, hidden=hidden) for hidden in (8, 1000, 6144, 8192)),
     _case("1025-tokens", "full", tokens=1025),
 )
 

@@ -28,7 +28,7 @@ def mhc_pre_delayed(
     """Projects the residual to 24 mixes, makes coefficients of them, and collapses the streams with the old pre-mix.
 
     - `mixes = row @ fn.T`, divided by the row's root mean square `sqrt(sum(row^2) / K + rms_eps)`; the row is all four
-      streams, or `x`. From 16 tokens on tensor cores: fn is split into two bf16 terms, which leaves 2^-17 of it.
+      streams, or `x`. On tensor cores for any number of tokens: fn is split into two bf16 terms, which leaves 2^-17 of it.
     - `next_pre = sigmoid(mixes[0:4] * scale[0] + base) + hc_pre_eps`, `post = sigmoid(mixes[4:8] * scale[1] + base) *
       hc_post_mult_value`.
     - `comb`: softmax over the last index of `mixes[8:24] * scale[2] + base` as `[4, 4]`, plus eps; divided by its
