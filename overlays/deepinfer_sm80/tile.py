@@ -14,9 +14,6 @@ from .gate import DISABLE_OPS
 if TYPE_CHECKING:
     from .ops.spec import TileVariant
 
-# variant name → architecture whose code was compiled for it in this process
-compiled: dict[str, str] = {}
-
 _kernels: dict[tuple[str, str], Any] = {}
 # TileLang compiles in several threads at once, but the same variant need not be compiled twice
 _locks: dict[tuple[str, str], threading.Lock] = {}
@@ -91,7 +88,6 @@ def kernel(variant: TileVariant) -> Any:
     with lock:
         if key not in _kernels:
             _kernels[key] = _compile(variant, description)
-            compiled[variant.name] = device.arch
     return _kernels[key]
 
 
@@ -107,6 +103,17 @@ def warm_up(variants: Iterable[TileVariant], workers: int = 4) -> None:
 
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(kernel, variants))
+
+
+def find_nvcc() -> tuple[bool, str]:
+    """Whether the nvcc that TileLang calls is there, and its path, or why there is none; imports TileLang."""
+    try:
+        from tilelang.contrib import nvcc
+
+        path = str(nvcc.get_nvcc_compiler())
+    except Exception as error:
+        return False, f"none found: {error}"
+    return (True, path) if Path(path).is_file() else (False, f"none found at {path}")
 
 
 def lower(variant: TileVariant, arch: str) -> Lowered:
@@ -138,19 +145,8 @@ def _compile(variant: TileVariant, description: dict[str, Any]) -> Any:
     except Exception as error:
         raise CompileError(
             f"kernel {variant.name} does not compile for {description['arch']} with TileLang and nvcc "
-            f"({_nvcc_path()}); {DISABLE_OPS} leaves its op to stock. {type(error).__name__}: {str(error)[:500]}"
+            f"({find_nvcc()[1]}); {DISABLE_OPS} leaves its op to stock. {type(error).__name__}: {str(error)[:500]}"
         ) from error
-
-
-def _nvcc_path() -> str:
-    """The nvcc that TileLang calls, or why there is none."""
-    try:
-        from tilelang.contrib import nvcc
-
-        path = str(nvcc.get_nvcc_compiler())
-    except Exception as error:
-        return f"none found: {error}"
-    return path if Path(path).is_file() else f"none found at {path}"
 
 
 def _nvcc(source: str, arch: str, variant: TileVariant) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ from ..spec import TileVariant
 
 if TYPE_CHECKING:
     import torch
+
+_log = logging.getLogger(__name__)
 
 # The kernel synchronises its warps itself, where it must and nowhere else, and reads nothing out of bounds. Fast math
 # means: exp2 and the one division per head within 2 units in the last place of float32, and no subnormals.
@@ -106,4 +109,10 @@ def launch(
 
 @lru_cache
 def _installed() -> bool:
-    return importlib.util.find_spec("tilelang") is not None
+    """Whether TileLang and the nvcc that it calls are there; says so once where only nvcc is missing."""
+    if importlib.util.find_spec("tilelang") is None:
+        return False
+    found, nvcc = tile.find_nvcc()
+    if not found:
+        _log.warning("sparse prefill runs its Triton kernel: TileLang is there, but of nvcc %s", nvcc)
+    return found
