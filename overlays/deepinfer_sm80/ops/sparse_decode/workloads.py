@@ -123,7 +123,7 @@ def cases(suite: str = "full") -> tuple[Case, ...]:
 
 
 def bench_cases() -> tuple[Case, ...]:
-    """The window and 512 Top-K rows of a cache of 16,384 rows per token, not rotated, so that stock does the same."""
+    """128 window rows and 512 Top-K rows per token, of 1,024 compressed rows per token (4,096 at least); not rotated, as stock."""
     return tuple(
         _case(
             f"{tokens}-tokens-{heads}-heads", "bench", tokens=tokens, heads=heads, swa=128, topk=512,
