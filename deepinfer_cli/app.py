@@ -119,4 +119,11 @@ def _unexpected(error: Exception, verb: str, out: Output, *, shown: bool) -> Non
     if not shown:
         hint = "this is a bug in DeepInfer: run it again with --debug and report the traceback"
     text = " ".join(f"{type(error).__name__}: {error}".split())
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing and missing.partition(".")[0] not in ("deepinfer_cli", "deepinfer_sm80"):
+        hint = (
+            "this Python lacks a package that DeepInfer needs: install DeepInfer with pip, which brings them"
+        )
+        out.error(FailedError(text, code="missing-package", hint=hint), verb)
+        return
     out.error(FailedError(text, code="unexpected", hint=hint), verb)

@@ -96,7 +96,7 @@ def _plain_call(workloads: Any, case: Any, caller: Any) -> Call:
             inputs["out"] = None
         want = workloads.expected(case, inputs)
         got = workloads.run(inputs, lambda **same: _call_as_vllm_does(workloads, target, same))
-        return _judged(workloads, case, got, want, baseline)
+        return _judged(workloads, case, got, want)
 
     def call(function: Callable[..., Any], counted: Any, compare: bool) -> dict[str, Any]:
         same = through(function, False)
@@ -139,7 +139,7 @@ def _decode_call(workloads: Any, case: Any, caller: Any) -> Call:
             helper = getattr(caller, "rocm_inverse_rope_rows_", None)
             if len(out) and helper is not None:
                 helper(out, positions[rotated:], inputs["cos_sin_cache"], 64)
-        return (returned[0], rotates, inputs), _judged(workloads, case, got, want, baseline)
+        return (returned[0], rotates, inputs), _judged(workloads, case, got, want)
 
     def call(function: Callable[..., Any], counted: Any, compare: bool) -> dict[str, Any]:
         (returned, rotates, inputs), same = attend(function, False)
@@ -279,11 +279,11 @@ def _combine_args(ratio: int, holes: bool) -> tuple[tuple[Any, ...], int]:
     return (*tensors, 128, ratio, topk, longest + 1024, longest), sum(query_lens)
 
 
-def _judged(workloads: Any, case: Any, got: Any, want: Any, baseline: bool) -> bool | str:
-    """By the op's own tolerances; for stock by those that its arithmetic is held to."""
+def _judged(workloads: Any, case: Any, got: Any, want: Any) -> bool | str:
+    """By the op's own tolerances, stock too."""
     from deepinfer_cli.validate import compare
 
-    verdict = compare.compare_outputs(got, want, compare.tolerances_of(workloads, case, baseline))
+    verdict = compare.compare_outputs(got, want, compare.tolerances_of(workloads, case))
     return True if verdict.ok else f"{verdict.reason} {verdict.first_bad}"
 
 

@@ -1,22 +1,23 @@
 """Compiles every kernel that the engine can meet before it serves, once per process.
 
-Two callers see to it: vLLM's own warm-up (`bindings/mhc_warmup.py`) and, for engines that were started without one, the
-first mHC call, which vLLM makes in its profile run.
+vLLM's own warm-up sees to it (`bindings/mhc_warmup.py`). For engines that were started without one so does the first
+call of any op: mHC's is in vLLM's profile run, attention's in the runs before CUDA graphs are captured.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from functools import lru_cache
 from typing import Any
 
 from . import gate
 
+# ops, and hidden sizes of mHC, that are compiled
+_done: set[str | int] = set()
 
-@lru_cache
-def up(hidden: int) -> None:
-    """Compiles the variants of every bound op, mHC's for streams of `hidden` elements; later calls do nothing.
+
+def up(hidden: int | None = None) -> None:
+    """Compiles what no earlier call has: the variants of every bound op, mHC's for streams of `hidden` elements if given.
 
     Raises:
         Exception: whatever Triton or TileLang raises when a kernel does not compile: better now than in a request.
@@ -24,13 +25,27 @@ def up(hidden: int) -> None:
     from . import bound_ops
 
     ops = sorted(bound_ops())
-    if any(op.startswith("mhc_") for op in ops):
+    if hidden is not None and hidden not in _done and any(op.startswith("mhc_") for op in ops):
         from .ops.mhc.tilelang import warm_up
 
         warm_up(hidden)
+        _done.add(hidden)
     for op in ops:
-        if not op.startswith("mhc_"):
+        if not op.startswith("mhc_") and op not in _done:
             op_up(op)
+            _done.add(op)
+
+
+def first_call(key: str | int) -> None:
+    """Sees to it that an op, or mHC of a hidden size, is compiled, and all the others with it; costs a look-up if it is.
+
+    Raises:
+        Exception: as `up`.
+    """
+    if key in _done:
+        return
+    up(key if isinstance(key, int) else None)
+    _done.add(key)
 
 
 def op_up(op: str) -> None:
@@ -41,10 +56,12 @@ def op_up(op: str) -> None:
     for variant in _variants(op, "triton", device.arch):
         triton_up(variant)
     tile_variants = _variants(op, "tilelang", device.arch)
-    if tile_variants:
+    # without TileLang or its nvcc an op runs its Triton kernels
+    if tile_variants and importlib.util.find_spec("tilelang") is not None:
         from . import tile
 
-        tile.warm_up(tile_variants)
+        if tile.find_nvcc()[0]:
+            tile.warm_up(tile_variants)
 
 
 def triton_up(variant: Any) -> Any:

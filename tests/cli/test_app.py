@@ -163,6 +163,21 @@ def test_an_unexpected_error_says_how_to_get_the_traceback(cli: Cli, monkeypatch
     assert cli("status", "--json").document["errors"][0]["code"] == "unexpected"
 
 
+def test_a_missing_package_is_no_bug(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+
+    monkeypatch.setattr(status, "run", broken)
+    name = "gitdb.db"
+    run = cli("status")
+    assert run.code == 1
+    assert run.err.startswith(
+        "error[missing-package]: ModuleNotFoundError: No module named 'gitdb.db'\nhint: this Python"
+    )
+    name = "deepinfer_cli.detect.gone"
+    assert cli("status", "--json").document["errors"][0]["code"] == "unexpected"
+
+
 def test_expected_errors_have_no_traceback_without_debug(cli: Cli, tmp_path: Path) -> None:
     assert "Traceback" not in cli("status", "--target", tmp_path).err
     assert "Traceback" in cli("status", "--target", tmp_path, "--debug").err

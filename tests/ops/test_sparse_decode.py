@@ -148,6 +148,11 @@ def test_every_scale_and_code_is_met() -> None:
     [
         ({"q": torch.zeros(2, 16, 512)}, TypeError, "q must be torch.bfloat16"),
         ({"out": torch.zeros(2, 15, 512).bfloat16()}, ValueError, "out must have shape"),
+        (
+            {name: torch.zeros(1, 16, 512).bfloat16().expand(65_536, -1, -1) for name in ("q", "out")},
+            ValueError,
+            "at most 65535 tokens",
+        ),
         ({"extra_indptr": None}, ValueError, "belong together"),
         ({"swa_cache": torch.zeros(3, 32, 528, dtype=torch.uint8)}, ValueError, "swa_cache must have shape"),
         ({"sink": torch.zeros(15)}, ValueError, "sink must have 16 entries"),

@@ -22,6 +22,8 @@ from deepinfer_cli.validate.compare import compare_outputs, tolerances_of  # noq
 CASES = {case.name: case for case in workloads.cases("smoke")}
 # what stays with the Triton kernel
 UNALIGNED = ("odd-strides", "odd-kv-address", "odd-q-and-out-addresses")
+# aligned, and still Triton's: the only case of its kernel for aligned rows on a GPU with TileLang
+ALIGNED = "token-stride-2^31"
 ARCHS = ("sm80", "sm86", "sm89")
 
 
@@ -101,6 +103,19 @@ def launched(monkeypatch: pytest.MonkeyPatch, inputs: dict[str, Any]) -> list[tu
     monkeypatch.setattr(op, "_launcher", lambda *tensors: kernel.launch)
     op.sparse_prefill(**inputs)
     return recorder.calls
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_case_runs_tritons_kernel_for_aligned_rows_on_a_gpu_too() -> None:
+    from deepinfer_sm80.ops.sparse_prefill import triton
+
+    inputs = workloads.make_inputs(CASES[ALIGNED], "cpu")
+    found = [inputs[name] for name in ("q", "kv", "out")]
+    # where memory from a GPU's allocator starts
+    assert triton.pick(*found) is triton.SMALL
+    on_gpu = [OnGpu(one.stride()) for one in found]
+    assert not kernel.serves(*on_gpu)
+    assert kernel.serves(OnGpu((24 * 512, 512, 1)), *on_gpu[1:])
 
 
 def test_dense_rows_become_one_list_with_a_stride(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,15 +164,16 @@ CONTRACTS = {
 
 @pytest.fixture
 def ops(payload: ModuleType, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Recorders in the place of the ops, and `warmed`: what was asked to be compiled."""
-    made = SimpleNamespace(warmed=[])
+    """Recorders in the place of the ops; `warmed`: what was asked to be compiled, `first`: at which calls."""
+    made = SimpleNamespace(warmed=[], first=[])
     for op, (name, contract) in CONTRACTS.items():
         setattr(made, op, Recorder(contract))
         module = ModuleType(f"{payload.__name__}.ops.{op}")
         setattr(module, name, getattr(made, op))
         monkeypatch.setitem(sys.modules, module.__name__, module)
     warm = ModuleType(f"{payload.__name__}.warm")
-    vars(warm)["up"] = made.warmed.append
+    vars(warm)["up"] = lambda hidden=None: made.warmed.append(hidden)
+    vars(warm)["first_call"] = made.first.append
     monkeypatch.setitem(sys.modules, warm.__name__, warm)
     monkeypatch.setattr(payload, "warm", warm, raising=False)
     return made

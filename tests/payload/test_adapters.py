@@ -256,7 +256,7 @@ def test_other_streams_go_to_stock(mhc, ops, shape):
     for symbol in (PRE, FUSED, POST):
         tag, received = call(getattr(mhc.functions, symbol), residual=residual)
         assert (tag, received["residual"]) == ("stock", residual)
-    assert ops.warmed == []
+    assert ops.first == []
     assert not any(
         getattr(ops, op).calls for op in ("mhc_pre_delayed", "mhc_fused_post_pre_delayed", "mhc_post")
     )
@@ -266,7 +266,16 @@ def test_each_mhc_call_sees_to_it_that_the_kernels_are_compiled(mhc, ops):
     mhc.bind(MHC)
     for symbol in (PRE, FUSED, POST):
         assert call(getattr(mhc.functions, symbol)) == "result"
-    assert ops.warmed == [5120] * 3
+    assert ops.first == [5120] * 3
+
+
+def test_each_call_of_another_op_does_too(sparse, ops):
+    module = sparse()
+    for symbol in (BUILD, PREFILL):
+        call(getattr(module, symbol))
+    call(getattr(module, DECODE), swa_only=True)
+    call(getattr(sparse(DECODE_030), DECODE), swa_only=True)
+    assert ops.first == ["ragged", "sparse_prefill", "sparse_decode", "sparse_decode"]
 
 
 class Key:
@@ -284,7 +293,7 @@ def test_vllms_warm_up_compiles_ours_and_leaves_the_rest_to_stock(mhc, ops):
     mhc.bind(WARMUP)
     keys = iter([Key(), OTHERS[0], Key(split_mode="fused"), *OTHERS[1:]])
     assert mhc.warmup.MHCPreNormKernel().compile_many(keys) == OTHERS
-    assert ops.warmed == [5120]
+    assert ops.warmed == [5120, None]
     assert mhc.warmup.MHCPreNormKernel().compile_many([]) == []
 
 
@@ -295,15 +304,38 @@ def test_with_one_of_its_users_left_to_stock_stock_compiles_all(mhc, ops, monkey
     mhc.bind(WARMUP)
     keys = [Key(), *OTHERS]
     assert mhc.warmup.MHCPreNormKernel().compile_many(keys) == keys
-    assert ops.warmed == []
+    assert ops.warmed == [5120, None]
 
 
-def test_the_warm_up_is_stocks_where_mhc_is(mhc, ops, monkeypatch):
-    monkeypatch.setenv("DEEPINFER_DISABLE_OPS", "mhc_pre_delayed")
+ALL_MHC = "mhc_pre_delayed,mhc_fused_post_pre_delayed,mhc_post"
+REST = "gather,combine,ragged,sparse_prefill,sparse_decode"
+
+
+def test_without_mhc_the_other_ops_are_warmed_up_all_the_same(mhc, ops, payload, monkeypatch):
+    monkeypatch.setenv("DEEPINFER_DISABLE_OPS", ALL_MHC)
+    mhc.bind(WARMUP)
+    keys = [Key(), *OTHERS]
+    assert mhc.warmup.MHCPreNormKernel().compile_many(keys) == keys
+    assert None in ops.warmed
+    # what is not ours is not said to be
+    assert payload.bound_ops() == set() and payload.report()["bound"] == []
+
+
+def test_without_any_op_the_warm_up_is_stocks(mhc, ops, monkeypatch):
+    monkeypatch.setenv("DEEPINFER_DISABLE_OPS", f"{ALL_MHC},{REST}")
     stock = mhc.warmup.MHCPreNormKernel.compile_many
-    mhc.bind(MHC)
     mhc.bind(WARMUP)
     assert mhc.warmup.MHCPreNormKernel.compile_many is stock
+
+
+def test_a_warm_up_that_does_not_fit_is_stocks_with_its_op_off(payload, vllm, monkeypatch):
+    module = vllm.module(WARMUP, WARMUP_SOURCE.replace("compile_keys", "keys"))
+    stock = module.MHCPreNormKernel.compile_many
+    with pytest.raises(payload.BindError, match="unknown signature"):
+        payload.bind(WARMUP)
+    monkeypatch.setenv("DEEPINFER_DISABLE_OPS", "mhc_pre_delayed")
+    payload.bind(WARMUP)
+    assert module.MHCPreNormKernel.compile_many is stock
 
 
 def test_no_module_starts_cuda_when_it_is_bound(payload, vllm, monkeypatch):

@@ -30,6 +30,8 @@ def sparse(payload, vllm, monkeypatch) -> Callable[..., Any]:
     decode = importlib.import_module(f"{payload.__name__}.ops.sparse_decode.triton")
     prefill = importlib.import_module(f"{payload.__name__}.ops.sparse_prefill.triton")
     monkeypatch.setattr(decode, "launch", lambda *args: made.launched.append(args))
+    warm = importlib.import_module(f"{payload.__name__}.warm")
+    monkeypatch.setattr(warm, "up", lambda hidden=None: None)
     monkeypatch.setattr(prefill, "launch", lambda *args, **more: made.launched.append((*args, more)))
 
     def bind(source: str = DECODE_031) -> Any:

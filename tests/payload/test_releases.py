@@ -198,7 +198,8 @@ def test_real_calls_reach_the_op(payload, modules, ops, no_torch, tree, release)
                 CHECKS[symbol](held(module, symbol), getattr(ops, op), call, name, release)
                 seen[symbol] += 1
     assert seen == SEEN[release]
-    assert set(ops.warmed) == {5120}
+    # whichever op is called first, all are compiled
+    assert set(ops.first) == {5120, "gather", "combine", "ragged", "sparse_prefill", "sparse_decode"}
 
 
 def sent_and_received(

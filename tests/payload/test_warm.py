@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 import time
 from collections.abc import Iterator
@@ -95,7 +96,7 @@ def test_after_warming_up_no_launch_compiles(no_gpu, monkeypatch, op):
 def warm(payload, monkeypatch) -> SimpleNamespace:
     """The module, with recorders in the place of compilers."""
     module = importlib.import_module(f"{payload.__name__}.warm")
-    made = SimpleNamespace(up=module.up, mhc=[], ops=[], bound=set())
+    made = SimpleNamespace(up=module.up, first_call=module.first_call, mhc=[], ops=[], bound=set())
     kernels = ModuleType(f"{payload.__name__}.ops.mhc.tilelang")
     vars(kernels)["warm_up"] = made.mhc.append
     monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
@@ -109,6 +110,48 @@ def test_every_bound_op_is_warmed_up_once(warm):
     warm.up(5120)
     warm.up(5120)
     assert (warm.mhc, warm.ops) == ([5120], ["gather", "sparse_decode"])
+
+
+@pytest.mark.parametrize("first", ["combine", "sparse_prefill"])
+def test_the_first_call_of_any_op_warms_up_all(warm, first):
+    warm.bound |= {"combine", "sparse_prefill", "mhc_post"}
+    for op in (first, "combine", "sparse_prefill"):
+        warm.first_call(op)
+    assert (warm.mhc, warm.ops) == ([], ["combine", "sparse_prefill"])
+    warm.first_call(5120)
+    warm.up(5120)
+    assert (warm.mhc, warm.ops) == ([5120], ["combine", "sparse_prefill"])
+
+
+def test_an_op_that_is_bound_later_is_warmed_up_then(warm):
+    warm.bound |= {"combine"}
+    warm.up()
+    warm.bound |= {"gather"}
+    warm.first_call("combine")
+    assert warm.ops == ["combine"]
+    warm.first_call("gather")
+    assert warm.ops == ["combine", "gather"]
+
+
+@pytest.mark.parametrize("missing", ["tilelang", "nvcc", None])
+def test_without_tilelang_or_its_nvcc_only_triton_kernels_are_warmed_up(payload, monkeypatch, missing):
+    module = importlib.import_module(f"{payload.__name__}.warm")
+    tile = importlib.import_module(f"{payload.__name__}.tile")
+    monkeypatch.setenv("DEEPINFER_FORCE_ARCH", "sm80")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: missing != "tilelang" or None if name == "tilelang" else find(name, *rest),
+    )
+    monkeypatch.setattr(tile, "find_nvcc", lambda: (missing != "nvcc", "/usr/bin/nvcc"))
+    compiled: list[str] = []
+    monkeypatch.setattr(module, "triton_up", lambda variant: compiled.append(variant.name))
+    tiled: list[str] = []
+    monkeypatch.setattr(tile, "warm_up", lambda variants: tiled.extend(one.name for one in variants))
+    module.op_up("sparse_prefill")
+    assert compiled == ["16x16", "16x16-narrow"]
+    assert bool(tiled) == (missing is None)
 
 
 def test_what_is_left_to_stock_is_not_warmed_up(warm):

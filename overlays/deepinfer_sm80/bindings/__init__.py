@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -36,17 +37,25 @@ def find(name: str) -> tuple[Binding, ...]:
 def attach(name: str, ops: Iterable[str]) -> list[Binding]:
     """Put the bindings of `ops` in place in the module `name`, all or none; those in place already are kept.
 
+    A binding that serves all ops is put in place for any of them; where its own op is off, only if it fits.
+
     Returns:
-        The bindings that are in place now.
+        The bindings of `ops` that are in place now.
 
     Raises:
         BindError: a symbol is missing, comes from another module or has an unknown signature.
     """
-    wanted = [binding for binding in find(name) if binding.op in set(ops)]
+    ops = set(ops)
+    wanted = [binding for binding in find(name) if binding.op in ops]
+    extra = [binding for binding in find(name) if binding.serves_all and ops and binding.op not in ops]
     module = sys.modules.get(name)
     if module is None:
         raise BindError(f"{name} is not an imported module")
     ready = [(binding, *_replacement(binding, module)) for binding in wanted]
+    for binding in extra:
+        # its op is off, maybe for this very reason
+        with suppress(BindError):
+            ready.append((binding, *_replacement(binding, module)))
     for binding, owner, replacement in ready:
         setattr(owner, binding.symbol.rpartition(".")[2], replacement)
     return wanted

@@ -16,8 +16,10 @@ def _gather(stock):
     def dequantize_and_gather_k_cache(
         out, k_cache, seq_lens, gather_lens, block_table, block_size, offset, use_fnuz=False
     ):
+        from .. import warm
         from ..ops.gather import gather
 
+        warm.first_call("gather")
         _check_record(k_cache, use_fnuz)
         gather(out, k_cache, seq_lens, gather_lens, block_table, block_size, offset)
 
@@ -33,8 +35,10 @@ def _gather_with_hint(stock):
         use_fnuz=False, max_gather_len=None,
     ):
         # fmt: on
+        from .. import warm
         from ..ops.gather import gather
 
+        warm.first_call("gather")
         _check_record(k_cache, use_fnuz)
         gather(out, k_cache, seq_lens, gather_lens, block_table, block_size, offset, max_gather_len)
 
@@ -65,8 +69,10 @@ def _combine(stock):
         N,
         out=None,
     ):
+        from .. import warm
         from ..ops.combine import combine
 
+        warm.first_call("combine")
         args = (topk_indices, query_start_loc, seq_lens, gather_lens, window_size, compress_ratio, topk, M, N)
         return combine(*args, replay_clamp=True, width_cap=False, out=out)
 
@@ -89,8 +95,10 @@ def _combine_with_images(stock):
         args = (topk_indices, query_start_loc, seq_lens, gather_lens, window_size, compress_ratio, topk, M, N)
         if left_visible is not None or right_visible is not None or max_image_tokens != 0:
             return stock(*args, out, left_visible, right_visible, max_image_tokens)
+        from .. import warm
         from ..ops.combine import combine
 
+        warm.first_call("combine")
         return combine(*args, replay_clamp=False, width_cap=False, out=out)
 
     return combine_topk_swa_indices

@@ -76,7 +76,7 @@ def _serves(residual: Any) -> bool:
         return False
     from .. import warm
 
-    warm.up(residual.shape[2])
+    warm.first_call(residual.shape[2])
     return True
 
 

@@ -13,8 +13,10 @@ def _combine(stock):
     def combine_topk_swa_indices(
         topk_indices, query_start_loc, seq_lens, gather_lens, window_size, compress_ratio, topk, M, N
     ):
+        from .. import warm
         from ..ops.combine import combine
 
+        warm.first_call("combine")
         args = (topk_indices, query_start_loc, seq_lens, gather_lens, window_size, compress_ratio, topk, M, N)
         return combine(*args, replay_clamp=False, width_cap=True)
 

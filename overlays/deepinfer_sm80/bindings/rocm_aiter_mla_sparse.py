@@ -33,8 +33,10 @@ def _build(stock):
     compact = True in _contracts(stock)
 
     def build_ragged_indices_from_dense(indices, lengths, num_rows=-1):
+        from .. import warm
         from ..ops.ragged import build_ragged
 
+        warm.first_call("ragged")
         return build_ragged(indices, lengths, num_rows, compact=compact)
 
     return build_ragged_indices_from_dense
@@ -66,8 +68,10 @@ def _prefill(stock):
                 q, kv, indices, topk_length, scale, head_dim, nope_head_dim, rope_head_dim, attn_sink, output,
                 ragged_indices, ragged_indptr,
             )  # fmt: skip
+        from .. import warm
         from ..ops.sparse_prefill import sparse_prefill
 
+        warm.first_call("sparse_prefill")
         rows = _prefill_rows(indices, topk_length, ragged_indices, ragged_indptr)
         sparse_prefill(q, kv.squeeze(1), output, scale, _sink(attn_sink), **rows)
 
@@ -100,8 +104,10 @@ def _decode(stock):
                 swa_ragged_indices, swa_ragged_indptr, topk_ragged_indices, topk_ragged_indptr, attn_sink, scale,
                 head_dim, nope_head_dim, rope_head_dim, output, extra_cache_nan_free, adaptive_splits,
             )  # fmt: skip
+        from .. import warm
         from ..ops.sparse_decode import sparse_decode
 
+        warm.first_call("sparse_decode")
         swa = (swa_k_cache, swa_indices, swa_lens, swa_ragged_indices, swa_ragged_indptr)
         extra = None if swa_only else (kv_cache, topk_indices, topk_lens, topk_ragged_indices, topk_ragged_indptr)
         sparse_decode(q, output, scale=scale, sink=_sink(attn_sink), **_lists(stock, swa, extra))
@@ -134,8 +140,10 @@ def _decode_rotating(stock):
                 head_dim, nope_head_dim, rope_head_dim, output, extra_cache_nan_free, adaptive_splits,
             )  # fmt: skip
             return 0
+        from .. import warm
         from ..ops.sparse_decode import sparse_decode
 
+        warm.first_call("sparse_decode")
         swa = (swa_k_cache, swa_indices, swa_lens, swa_ragged_indices, swa_ragged_indptr)
         extra = None if swa_only else (kv_cache, topk_indices, topk_lens, topk_ragged_indices, topk_ragged_indptr)
         rotation = _rotation(inv_rope_positions, inv_rope_cos_sin_cache, rope_head_dim)

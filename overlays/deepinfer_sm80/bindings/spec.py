@@ -25,12 +25,14 @@ class Binding:
         adapters: one for each signature a release has. Each returns a function whose parameters (names, order,
             kinds and defaults) are exactly that signature, so the table cannot disagree with the code.
         check: raises BindError for a stock function of a known signature that does something unknown.
+        serves_all: it serves the other ops too, so it is put in place even with `op` switched off, if it fits then.
     """
 
     symbol: str
     op: str
     adapters: tuple[Adapter, ...]
     check: Callable[[Callable[..., Any]], None] | None = None
+    serves_all: bool = False
 
     def adapt(self, stock: Callable[..., Any], module: str) -> Callable[..., Any]:
         """The replacement for `stock`, a symbol of `module`.

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 RECORD_BYTES = 584
 HEAD_DIM = 512
 ROPE_DIM = 64
+# what CUDA allows in the grid dimension that tokens are in
+MAX_TOKENS = 65_535
 
 
 def sparse_decode(
@@ -45,7 +47,7 @@ def sparse_decode(
     rotates every row itself later, so there positions must be None.
 
     Args:
-        q: bfloat16 `[T, H, 512]`, last dim contiguous, any other strides; H from 1 to 128.
+        q: bfloat16 `[T, H, 512]`, last dim contiguous, any other strides; H from 1 to 128, T up to 65,535.
         out: bfloat16 `[T, H, 512]`, last dim contiguous, any other strides.
         swa_cache: uint8 `[num_blocks, block_size, 584]`; a page starts every `stride(0)` bytes, which may be any number.
         swa_indices: int32 `[nnz]`.
@@ -76,6 +78,8 @@ def sparse_decode(
     _check("out", out, torch.bfloat16, (tokens, heads, HEAD_DIM))
     if not 1 <= heads <= 128:
         raise ValueError(f"q must have 1 to 128 heads, has {heads}")
+    if tokens > MAX_TOKENS:
+        raise ValueError(f"q must have at most {MAX_TOKENS} tokens, has {tokens}: one launch takes no more")
     lists = [_checked_list("swa", swa_cache, swa_indices, swa_indptr, tokens)]
     extra = (extra_cache, extra_indices, extra_indptr)
     if any(tensor is not None for tensor in extra):

@@ -70,6 +70,8 @@ _SMOKE = (
     _case("ragged-from-the-middle", tokens=3, heads=16, rows=(1, 37), index_base=13),
     _case("padded-rows", tokens=2, heads=16, rows=40, q_stride=520, kv_stride=576, out_stride=528),
     _case("tokens-apart", tokens=2, heads=16, rows=40, spare_heads=3),
+    # a stride that the TileLang kernel does not take: on a GPU too it is Triton's for aligned rows
+    _case("token-stride-2^31", tokens=1, heads=24, rows=150, holes=0.1, q_stride_token=1 << 31),
     _case("odd-strides", tokens=2, heads=16, rows=40, q_stride=513, kv_stride=515, out_stride=517),
     _case("odd-kv-address", tokens=2, heads=16, rows=40, kv_shift=1),
     _case("odd-q-and-out-addresses", tokens=2, heads=16, rows=40, q_shift=3, out_shift=1),
@@ -153,8 +155,12 @@ def make_inputs(case: Case, device: str | torch.device) -> dict[str, Any]:
     kv[~_named(lists, params["kv_rows"])] = POISON
     make = _make_dense if params["layout"] == "dense" else _make_ragged
     strides = params["heads"] + max(params["spare_heads"], params["q_spare_heads"])
+    strided = _strided(q, strides, params["q_stride"], params["q_shift"], device)
+    if params["q_stride_token"]:
+        # of one token: no memory lies there
+        strided = strided.as_strided(strided.shape, (params["q_stride_token"], *strided.stride()[1:]))
     return {
-        "q": _strided(q, strides, params["q_stride"], params["q_shift"], device),
+        "q": strided,
         "kv": _make_kv(params, kv, device),
         "out": _strided(
             torch.full(q.shape, POISON, dtype=torch.bfloat16),
@@ -222,7 +228,7 @@ def _with_defaults(params: Mapping[str, Any]) -> dict[str, Any]:
     defaults: dict[str, Any] = {
         "layout": "ragged", "kind": "usual", "order": "random", "sink": "usual", "holes": 0.0,
         **dict.fromkeys(("q_stride", "kv_stride", "out_stride"), 512),
-        **dict.fromkeys(("q_shift", "kv_shift", "out_shift", "spare_heads", "q_spare_heads"), 0),
+        **dict.fromkeys(("q_shift", "kv_shift", "out_shift", "spare_heads", "q_spare_heads", "q_stride_token"), 0),
         **dict.fromkeys(("index_gap", "index_base", "over_length"), 0),
     }  # fmt: skip
     merged = defaults | dict(params)
