@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer_cli.validate.codegen import OVERLAY, STOCK_SM80
-from deepinfer_cli.validate.stock import COPY, MHC, Source, layout_of, load
+from deepinfer_cli.validate.stock import COPY, MHC, PLAIN, Source, layout_of, load
 
 STOCK, GRID, TORCH = "stock", "stock-0.30-grid", "torch"
 NAMES = (OVERLAY, STOCK, STOCK_SM80, GRID, TORCH)
@@ -67,7 +67,7 @@ class Provider:
         timings: how it can be timed; `events` alone for what synchronises.
         problem: why it cannot be measured; empty when it can.
         source: where it was loaded from.
-        plain: nothing of ours is between the call and its function, so that the host's time says something.
+        how: how it was loaded (see `stock`).
     """
 
     name: str
@@ -75,7 +75,7 @@ class Provider:
     timings: tuple[str, ...] = ("graph",)
     problem: str = ""
     source: str = ""
-    plain: bool = True
+    how: str = PLAIN
 
 
 def providers(
@@ -99,7 +99,7 @@ def providers(
         try:
             function, path = load(parent, source)
             adapted = adapt(function, workloads, name)
-            found.append(Provider(name, adapted, source=path, plain=source.how != MHC))
+            found.append(Provider(name, adapted, source=path, how=source.how))
         except Exception as error:
             found.append(Provider(name, problem=f"{type(error).__name__}: {error}"[:500]))
     return [*found, *([torch_chain] if torch_chain else [])]

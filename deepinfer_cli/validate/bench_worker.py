@@ -21,10 +21,13 @@ from deepinfer_cli.validate.compare import compare_outputs, tolerances_of
 from deepinfer_cli.validate.compile_gate import variants_of
 from deepinfer_cli.validate.model import Status
 from deepinfer_cli.validate.numerics import is_compile_error, workloads_of
+from deepinfer_cli.validate.stock import MHC
 from deepinfer_cli.validate.tensors import clone_inputs
 from deepinfer_cli.validate.turns import Turns
 
 _TIMERS: dict[str, Callable[..., timing.Timer]] = {"graph": timing.GraphTimer, "events": timing.EventTimer}
+
+_LARGE = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +113,14 @@ def compile_tiles(op: str, arch: str, codegen: Codegen, threads: int) -> None:
 
 
 def compile_stock(session: Session, cases: list[Any], providers: list[Provider], turns: Turns) -> None:
-    """Calls the baselines once with each size; while TileLang compiles what a call needs, others use the GPU."""
-    baseline = [item for item in providers if item.name != OVERLAY and not item.problem]
+    """Calls vLLM's TileLang functions once with each size; while they compile, others use the GPU."""
+    baseline = [item for item in providers if item.how == MHC and not item.problem]
     if not baseline:
         return
     turns.while_tilelang_compiles()
     for case in cases:
+        if case.params["tokens"] > _LARGE:
+            continue  # slow to make, and needs what smaller ones need, or else compiles in its own turn
         with turns.mine():
             inputs = bench_inputs(session.workloads, case)
             for provider in baseline:
@@ -214,7 +219,7 @@ def _caller(workloads: Any, provider: Provider) -> timing.Call:
 
 def _host(provider: Provider, call: timing.Call, sets: list[dict[str, Any]]) -> dict[str, float]:
     """`host_us` of a call, with the arguments of a baseline made before; nothing where a wrapper of ours would be timed."""
-    if not provider.plain:
+    if provider.how == MHC:
         return {}
     function = provider.function
     if isinstance(function, baselines.Adapted):

@@ -58,8 +58,9 @@ def run(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None
 
 def watch_tiles() -> list[str]:
     """The names of the TileLang kernels that are asked for from now on."""
-    tile = importlib.import_module("deepinfer_sm80.tile")
-    kernel, asked = tile.kernel, []
+    tile: Any = importlib.import_module("deepinfer_sm80.tile")
+    kernel = tile.kernel
+    asked: list[str] = []
 
     def watched(variant: Any) -> Any:
         asked.append(variant.name)

@@ -205,15 +205,14 @@ def test_mhc_takes_the_path_of_an_ampere_card(fake_stock: Path):
     assert call.arguments({"x": 5, "residual": 6, "unknown": 7}) == {"x": 5, "residual": 6}
 
 
-def test_host_time_is_only_taken_where_no_wrapper_of_ours_is_timed(fake_stock: Path):
+def test_a_provider_knows_how_it_was_loaded(fake_stock: Path):
     workloads = types.SimpleNamespace(call_kwargs=lambda inputs, style: inputs)
-    plain = {
-        item.name: item.plain
+    how = {
+        item.name: item.how
         for op in ("ragged", "mhc_post")
-        for item in baselines.providers(op, workloads, fake_stock, None)
-        if item.name == "stock" or op == "ragged"
+        for item in baselines.providers(op, workloads, fake_stock, None, forced=op == "ragged")
     }
-    assert plain == {"overlay": True, "stock": False}
+    assert how == {"overlay": "plain", "stock": "mhc", "stock-sm80": "copy"}
 
 
 def test_forced_code_adds_the_baselines_in_that_code(fake_stock: Path):

@@ -175,7 +175,22 @@ def test_host_time_is_that_of_the_function_alone(monkeypatch):
     sets = [{"x": number} for number in range(60)]
     assert bench_worker._host(Provider("stock", adapted), adapted, sets) == {"host_us": 2.0}
     assert asked == ["stock"] * timing.HOST_CALLS + ["timed"] and called == [0]
-    assert bench_worker._host(Provider("stock", adapted, plain=False), adapted, sets) == {}
+    assert bench_worker._host(Provider("stock", adapted, how="mhc"), adapted, sets) == {}
+
+
+def test_only_what_tilelang_compiles_is_called_before_it_is_measured(monkeypatch, tmp_path):
+    called, listening = [], []
+    mine = turns.Turns(lambda event: None, tmp_path / "lock")
+    monkeypatch.setattr(mine, "while_tilelang_compiles", lambda: listening.append(True))
+    workloads = SimpleNamespace(run=lambda inputs, function: called.append((inputs, function, mine.held)))
+    monkeypatch.setattr(bench_worker, "bench_inputs", lambda workloads, case: case.params["tokens"])
+    session = bench_worker.Session(workloads, bench_worker.Codegen(None), Roofs(1e12), "sm80")
+    cases = [SimpleNamespace(params={"tokens": tokens}) for tokens in (1, 2048, 8192)]
+    plain, tiled = Provider("stock-sm80", "no"), Provider("stock", "yes", how="mhc")
+    bench_worker.compile_stock(session, cases, [Provider("overlay"), plain], mine)
+    assert not called and not listening
+    bench_worker.compile_stock(session, cases, [Provider("overlay"), plain, tiled], mine)
+    assert called == [(1, "yes", True), (2048, "yes", True)] and listening
 
 
 def test_only_an_output_that_the_op_can_make_itself_is_left_to_it(monkeypatch):
