@@ -254,7 +254,16 @@ def _numerics(run: _Run) -> Iterator[CaseResult | NotRun]:
         if op not in tiled or "triton" in run.languages(op)
     ]
     roomy = run.request.suite == "smoke" or run.found["gpu"].get("memory_bytes", 0) >= _ROOMY_BYTES
-    yield from run.run(jobs, min(_GPU_AT_ONCE, os.cpu_count() or 1) if roomy else 1)
+    ran: dict[str, set[str]] = {}
+    for result in run.run(jobs, min(_GPU_AT_ONCE, os.cpu_count() or 1) if roomy else 1):
+        if "language" in result.extra:
+            ran.setdefault(result.op, set()).add(result.extra["language"])
+        yield result
+    # a part of the cases may be Triton's; all of them are not a check of the other kernels
+    lacking = [op for op, languages in ran.items() if op not in tiled and "tilelang" not in languages]
+    if lacking and run.request.case is None:
+        reason = f"TileLang kernels of {', '.join(lacking)}: no case launched one"
+        yield NotRun(Level.NUMERICS, reason, "see whether tilelang can be imported there")
 
 
 def _live(run: _Run) -> Iterator[CaseResult | NotRun]:

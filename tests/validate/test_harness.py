@@ -85,6 +85,29 @@ def _trial(function):
     return numerics.Trial(workloads, case, "cpu", function, inputs, want, want)
 
 
+def test_a_case_says_which_language_ran(monkeypatch: pytest.MonkeyPatch):
+    from deepinfer_sm80 import tile
+
+    monkeypatch.setattr(tile, "kernel", lambda variant: variant.name)
+    case = SimpleNamespace(id="x[a]", op="x", gpu_only=False)
+    workloads = SimpleNamespace(
+        cases=lambda suite: (case, SimpleNamespace(id="x[b]", op="x", gpu_only=False))
+    )
+
+    def run_case(_workloads, item, level):
+        if item is case:
+            assert tile.kernel(SimpleNamespace(name="tiled")) == "tiled"
+        return numerics.CaseResult(item.id, "x", level, numerics.Status.PASSED)
+
+    monkeypatch.setattr(numerics, "workloads_of", lambda op: workloads)
+    monkeypatch.setattr(numerics, "run_case", run_case)
+    events = []
+    request = {"level": "numerics", "op": "x", "suite": "smoke", "cases": None}
+    numerics.run(request | {"languages": ["triton", "tilelang"]}, events.append)
+    results = [event["result"] for event in events if event["event"] == "result"]
+    assert [result["extra"] for result in results] == [{"language": "tilelang"}, {"language": "triton"}]
+
+
 def test_a_kernel_that_is_wrong_now_and_then_fails():
     oracle, calls = workloads_of("gather").reference.gather, []
 

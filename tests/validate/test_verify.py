@@ -186,6 +186,22 @@ def test_without_the_tools_of_tilelang_triton_kernels_are_still_built(
     assert [job.request["op"] for job in jobs if job.request["task"] == "cases"] == ["both", "fake"]
 
 
+@pytest.mark.parametrize(("ran", "said"), [({"triton"}, True), ({"triton", "tilelang"}, False)])
+def test_a_fallback_alone_is_no_check_of_the_tilelang_kernels(
+    case_payload: Path, monkeypatch: pytest.MonkeyPatch, ran: set[str], said: bool
+):
+    _write_kernels(case_payload, "both", "triton", "tilelang")
+    found = [
+        CaseResult(f"both[{name}]", "both", Level.NUMERICS, Status.PASSED, extra={"language": name})
+        for name in sorted(ran)
+    ]
+    monkeypatch.setattr(verify.runner, "probe", lambda python: ALL_FOUND)
+    monkeypatch.setattr(verify.runner, "run_many", lambda jobs, cases, at_once: found)
+    report = verify.verify(_request(case_payload, Level.NUMERICS, arch="sm80"))
+    want = ["TileLang kernels of both: no case launched one"] if said else []
+    assert [item.reason for item in report.not_run] == want
+
+
 def test_every_language_is_built_where_its_tools_are(case_payload: Path, monkeypatch: pytest.MonkeyPatch):
     _write_kernels(case_payload, "both", "triton", "tilelang")
     _write_kernels(case_payload, "tiles", "tilelang")
