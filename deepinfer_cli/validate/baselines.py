@@ -53,6 +53,9 @@ _STOCK: dict[str, dict[str, Source]] = {
     "mhc_pre_delayed": _mhc("mhc_pre_delayed_tilelang"),
     "mhc_fused_post_pre_delayed": _mhc("mhc_fused_post_pre_delayed_tilelang"),
 }
+# ops that stock computes in another order of float32 sums than the oracle states: its bf16 results may be two steps away
+_OTHER_ORDER = ("mhc_post", "mhc_pre_delayed", "mhc_fused_post_pre_delayed")
+_TWO_STEPS = {"max_abs": 2e-3, "max_rel": 2.0**-6}
 # op → function of 0.30's and 0.31's amd/rocm.py, a chain of PyTorch operations that synchronises
 _TORCH = {"combine": "combine_topk_swa_indices"}
 
@@ -120,6 +123,15 @@ class Adapted:
     def __call__(self, **inputs: Any) -> Any:
         """Calls it with the op's arguments."""
         return self.function(**self.arguments(inputs))
+
+
+def tolerances(op: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """What a baseline's outputs are held to before it is timed: that it is the same function, `asked` but for mHC."""
+    if op not in _OTHER_ORDER:
+        return asked
+    from deepinfer_sm80.ops.spec import Tolerance
+
+    return dict.fromkeys(asked, Tolerance(**_TWO_STEPS))
 
 
 def adapt(function: Callable[..., Any], workloads: Any, style: str) -> Adapted:

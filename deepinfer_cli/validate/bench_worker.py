@@ -200,9 +200,12 @@ def check(
         return Status.SKIPPED, provider.problem
     try:
         got = workloads.run(clone_inputs(inputs), provider.function)
-        if provider.name != OVERLAY and hasattr(workloads, "defined"):
-            got, want = workloads.defined(got), workloads.defined(want)
-        verdict = compare_outputs(got, want, tolerances_of(workloads, case))
+        tolerances = tolerances_of(workloads, case)
+        if provider.name != OVERLAY:
+            tolerances = baselines.tolerances(workloads.OP, tolerances)
+            if hasattr(workloads, "defined"):
+                got, want = workloads.defined(got), workloads.defined(want)
+        verdict = compare_outputs(got, want, tolerances)
     except Exception as error:
         status = Status.COMPILE_ERROR if is_compile_error(error) else Status.RUNTIME_ERROR
         return status, f"{type(error).__name__}: {error}"[:500]

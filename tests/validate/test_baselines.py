@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.kernels
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 from deepinfer_cli.validate import baselines, bench_worker, stock  # noqa: E402
 from deepinfer_cli.validate.compare import compare_outputs  # noqa: E402
@@ -330,3 +330,28 @@ def test_a_red_provider_is_never_timed():
     assert outcome == (Status.RUNTIME_ERROR, "RuntimeError: no")
     right = baselines.Provider("stock", workloads.reference.combine)
     assert bench_worker.check(workloads, case, inputs, right, want) == (Status.PASSED, "")
+
+
+def test_stock_mhc_may_round_another_way_but_not_compute_another_thing():
+    workloads = workloads_of("mhc_post")
+    case = next(case for case in workloads.cases("smoke") if case.name == "own-output")
+    inputs = workloads.make_inputs(case, "cpu")
+    want = workloads.expected(case, inputs)
+    oracle = workloads.reference.mhc_post
+
+    def outcome(function, provider=baselines.STOCK):
+        return bench_worker.check(workloads, case, inputs, baselines.Provider(provider, function), want)[0]
+
+    def one_step(**arguments):
+        residual = oracle(**arguments)
+        bits = residual.view(torch.int16)
+        bits[0, 0, :7] += 1
+        return residual
+
+    def without_post(**arguments):
+        return oracle(**{**arguments, "post_layer_mix": arguments["post_layer_mix"] * 0})
+
+    assert outcome(oracle) is Status.PASSED
+    assert outcome(one_step) is Status.PASSED
+    assert outcome(without_post) is Status.FAILED
+    assert outcome(one_step, bench_worker.OVERLAY) is Status.FAILED
