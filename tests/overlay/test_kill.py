@@ -374,6 +374,12 @@ with lock(target.state_dir):
 """
 
 
+def _heed_signals() -> None:
+    """What `nohup` and a shell's `&` have tests ignore, and children with them."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_from_another_process_restores(bench: Bench, number: signal.Signals) -> None:
     bench.install()
@@ -383,6 +389,7 @@ def test_signal_from_another_process_restores(bench: Bench, number: signal.Signa
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=_heed_signals,
     ) as child:
         assert child.stdout is not None and child.stdout.readline() == "there\n"
         assert _tree(bench) != before
