@@ -175,6 +175,37 @@ def hook_changes(
     return tuple(changes)
 
 
+def refuse_missing(target: Target, paths: Iterable[str], record: Record | None) -> None:
+    """Refuses a vLLM that lacks one of `paths`, or of the recorded hooks', although it was published with it.
+
+    An install that went on would take the file's ops for unfit, and its new backups would replace the one of that file.
+
+    Raises:
+        RefusedError: `file-missing`, with and without `--force`.
+    """
+    same = record is not None and record.target.version == target.version
+    recorded = set(_recorded(record, HOOK)) if same else set()
+    origin = Origin.of(target)
+    gone = [
+        path
+        for path in sorted({*paths, *recorded})
+        if not target.path(path).exists() and (path in recorded or origin.sha256(path))
+    ]
+    if gone:
+        version = f"vllm=={target.version}" if target.version else "vllm"
+        back = (
+            f"`deepinfer rollback --target {shlex.quote(str(target.parent))}` puts it back from its backup"
+            if set(gone) <= recorded
+            else f"reinstall vLLM: pip install --force-reinstall --no-deps {version}"
+        )
+        raise RefusedError(
+            f"{files(gone)} missing that vLLM came with",
+            code="file-missing",
+            hint=f"{back}; then install again",
+            paths=tuple(target.path(path) for path in gone),
+        )
+
+
 def unrecorded_version(target: Target) -> str | None:
     """What the payload on disk says of itself; for one that no record describes."""
     return load(target.path(f"{PACKAGE}/{OVERLAY}")).version

@@ -13,6 +13,7 @@ from deepinfer_cli.overlay.changes import (
     FileChange,
     hook_changes,
     payload_changes,
+    refuse_missing,
     unrecorded_version,
 )
 from deepinfer_cli.overlay.manifest import ABSENT, Manifest
@@ -90,8 +91,8 @@ def plan_install(
     Raises:
         UnsupportedError: `layout-unknown`, no V4.1 in this vLLM; `vllm-version-unsupported`, no release's
             fingerprints hold (with `partial`: for no op).
-        RefusedError: `file-drift`, vLLM's or our files were edited; `not-verifiable`, nothing says what they were;
-            `overlay-conflict`, files that are not ours lie where ours go.
+        RefusedError: `file-missing`, a hooked file is gone; `file-drift`, vLLM's or our files were edited;
+            `not-verifiable`, nothing says what they were; `overlay-conflict`, files that are not ours lie where ours go.
     """
     if target.layout is None:
         raise UnsupportedError(
@@ -99,6 +100,7 @@ def plan_install(
             code="layout-unknown",
             hint=f"DeepInfer serves vLLM {', '.join(manifest.releases)}",
         )
+    refuse_missing(target, filter(None, map(target.module_path, manifest.modules)), record)
     found = match.match(manifest, target.version, match.observe(manifest, match.reader(target)))
     ops = decide(found, target, tuple(manifest.releases), partial=partial)
     skip = tuple(sorted(op.name for op in ops if not op.installed))

@@ -202,6 +202,35 @@ def test_a_hooked_file_edited_by_the_user_is_drift(fake_vllm, fake_payload, fake
         assert again.writes == (), "what --force accepted is not asked about again"
 
 
+@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_file_of_vllm_that_is_gone_is_no_symbol_that_differs(
+    fake_vllm, fake_payload, fake_manifest, installed, force, partial
+):
+    fake, payload = fake_vllm(), fake_payload()
+    plan = plan_install(fake.target(), payload, fake_manifest)
+    if installed:
+        carry_out(plan)
+    fake.cache_utils.unlink()
+    record = record_of(plan) if installed else None
+    with pytest.raises(RefusedError) as caught:
+        plan_install(fake.target(), payload, fake_manifest, record=record, force=force, partial=partial)
+    # an install without it would replace the backups, and its original with them
+    assert (caught.value.code, caught.value.paths) == ("file-missing", (str(fake.cache_utils),))
+    assert ("rollback" if installed else "reinstall vLLM") in caught.value.hint
+
+
+def test_a_recorded_file_that_another_vllm_does_not_have_is_not_missed(
+    fake_vllm, fake_payload, fake_manifest
+):
+    fake, payload = fake_vllm(), fake_payload()
+    record = record_of(plan_install(fake.target(), payload, fake_manifest))
+    entry = replace(next(item for item in record.files if item.owner == "hook"), path="vllm/models/gone.py")
+    old = replace(record, target=replace(record.target, version="0.29.0"), files=(*record.files, entry))
+    assert plan_install(fake.target(), payload, fake_manifest, record=old).writes
+
+
 @pytest.mark.parametrize("recorded", [False, True])
 def test_an_edit_inside_the_block_is_drift(fake_vllm, fake_payload, fake_manifest, recorded):
     fake, payload = fake_vllm(), fake_payload()
