@@ -56,7 +56,7 @@ def derived_params(rows: Iterable[Row]) -> set[str]:
     rows = list(rows)
     sizes = {row["case"].get(TOKENS) for row in rows}
     found = set()
-    for name in {name for row in rows for name in row["case"]} - {TOKENS, "heads"}:
+    for name in {name for row in rows for name in row["case"]} - {TOKENS, "heads", "width"}:
         values = {(row["case"].get(TOKENS), row["case"].get(name)) for row in rows}
         if len(values) == len(sizes) > 1:
             found.add(name)
