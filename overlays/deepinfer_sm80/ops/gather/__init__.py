@@ -52,12 +52,13 @@ def gather(
     """
     import torch
 
+    from .. import check
     from .triton import launch
 
     num_reqs = seq_lens.shape[0]
-    _check("out", out, torch.bfloat16, (num_reqs, None, HEAD_DIM))
-    _check("k_cache", k_cache, torch.uint8, (None, None, RECORD_BYTES))
-    _check("block_table", block_table, torch.int32, (num_reqs, None))
+    check.tensor("out", out, "bfloat16", (None, None, HEAD_DIM), fewest=num_reqs)
+    check.tensor("k_cache", k_cache, "uint8", (None, None, RECORD_BYTES))
+    check.tensor("block_table", block_table, "int32", (None, None), fewest=num_reqs)
     if block_size < 1:
         raise ValueError(f"block_size must be positive, is {block_size}")
     if not 0 <= offset <= out.shape[1]:
@@ -69,15 +70,3 @@ def gather(
     seq_lens = seq_lens.to(torch.int32).contiguous()
     gather_lens = seq_lens if gather_lens is None else gather_lens.to(torch.int32).contiguous()
     launch(out, k_cache, seq_lens, gather_lens, block_table, block_size, offset, max_gather_len)
-
-
-def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
-    """Raises unless `tensor` has this dtype and shape (first dim: at least; None: any) and a contiguous last dim."""
-    if tensor.dtype != dtype:
-        raise TypeError(f"{name} must be {dtype}, is {tensor.dtype}")
-    actual = tuple(tensor.shape)
-    fits = len(actual) == len(shape) and (shape[0] is None or actual[0] >= shape[0])
-    if not fits or any(want not in (None, got) for want, got in zip(shape[1:], actual[1:], strict=True)):
-        raise ValueError(f"{name} must have shape {shape} (None: any, first: at least), has {actual}")
-    if tensor.stride(-1) != 1 and actual[-1] > 1:
-        raise ValueError(f"{name}'s last dim must be contiguous, its strides are {tensor.stride()}")

@@ -69,28 +69,21 @@ def sparse_decode(
         `[T, splits, H, 512]` and two `[T, splits, H]`.
         Where stock vLLM gives another result: see `ops.gather` for scales 0 and 255 (255: infinite there).
     """
-    import torch
-
+    from .. import check
     from .triton import launch
 
-    tokens, heads = q.shape[:2]
-    _check("q", q, torch.bfloat16, (None, None, HEAD_DIM))
-    _check("out", out, torch.bfloat16, (tokens, heads, HEAD_DIM))
-    if not 1 <= heads <= 128:
-        raise ValueError(f"q must have 1 to 128 heads, has {heads}")
+    tokens, _heads = check.attention(q, out, sink, HEAD_DIM)
     if tokens > MAX_TOKENS:
         raise ValueError(f"q must have at most {MAX_TOKENS} tokens, has {tokens}: one launch takes no more")
     lists = [_checked_list("swa", swa_cache, swa_indices, swa_indptr, tokens)]
     extra = (extra_cache, extra_indices, extra_indptr)
     if any(tensor is not None for tensor in extra):
         lists.append(_checked_list("extra", *extra, tokens))
-    if sink is not None:
-        _check("sink", sink, torch.float32, (None,), fewest=heads)
     if positions is not None:
         if cos_sin_cache is None:
             raise ValueError("positions need a cos_sin_cache")
-        _check("positions", positions, torch.int64, (None,), fewest=tokens)
-        _check("cos_sin_cache", cos_sin_cache, torch.float32, (None, ROPE_DIM))
+        check.tensor("positions", positions, "int64", (None,), fewest=tokens)
+        check.tensor("cos_sin_cache", cos_sin_cache, "float32", (None, ROPE_DIM))
     if tokens:
         launch(q, out, lists, float(scale), sink, positions, cos_sin_cache)
 
@@ -102,28 +95,11 @@ def _checked_list(
     indptr: torch.Tensor | None,
     tokens: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    import torch
+    from .. import check
 
     if cache is None or indices is None or indptr is None:
         raise ValueError(f"{name}_cache, {name}_indices and {name}_indptr belong together")
-    _check(f"{name}_cache", cache, torch.uint8, (None, None, RECORD_BYTES))
-    _check(f"{name}_indices", indices, torch.int32, (None,))
-    _check(f"{name}_indptr", indptr, torch.int32, (None,), fewest=tokens + 1)
+    check.tensor(f"{name}_cache", cache, "uint8", (None, None, RECORD_BYTES))
+    check.tensor(f"{name}_indices", indices, "int32", (None,))
+    check.tensor(f"{name}_indptr", indptr, "int32", (None,), fewest=tokens + 1)
     return cache, indices, indptr
-
-
-def _check(
-    name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int | None, ...], fewest: int = 0
-) -> None:
-    """Raises unless `tensor` has this dtype and shape (None: any), `fewest` rows and a contiguous last dim."""
-    if tensor.dtype != dtype:
-        raise TypeError(f"{name} must be {dtype}, is {tensor.dtype}")
-    actual = tuple(tensor.shape)
-    if len(actual) != len(shape) or any(
-        want not in (None, got) for want, got in zip(shape, actual, strict=True)
-    ):
-        raise ValueError(f"{name} must have shape {shape} (None: any), has {actual}")
-    if actual[0] < fewest:
-        raise ValueError(f"{name} must have {fewest} entries, has {actual[0]}")
-    if actual[-1] > 1 and tensor.stride(-1) != 1:
-        raise ValueError(f"{name}'s last dim must be contiguous, its strides are {tensor.stride()}")

@@ -45,28 +45,20 @@ def sparse_prefill(
         TypeError: a tensor has another dtype.
         ValueError: a shape or a stride does not fit, or not exactly one of `lengths` and `indptr` is given.
     """
-    import torch
+    from .. import check
 
-    tokens, heads = q.shape[:2]
+    tokens, _heads = check.attention(q, out, sink, HEAD_DIM)
+    check.tensor("kv", kv, "bfloat16", (None, HEAD_DIM))
     if lengths is not None and indptr is None:
-        name, starts, fewest = "lengths", lengths, tokens
+        starts = lengths
+        check.tensor("indices", indices, "int32", (tokens, None))
+        check.tensor("lengths", lengths, "int32", (None,), fewest=tokens)
     elif indptr is not None and lengths is None:
-        name, starts, fewest = "indptr", indptr, tokens + 1
+        starts = indptr
+        check.tensor("indices", indices, "int32", (None,))
+        check.tensor("indptr", indptr, "int32", (None,), fewest=tokens + 1)
     else:
         raise ValueError("exactly one of lengths (dense) and indptr (ragged) must be given")
-    _check("q", q, torch.bfloat16, (None, None, HEAD_DIM))
-    _check("kv", kv, torch.bfloat16, (None, HEAD_DIM))
-    _check("out", out, torch.bfloat16, (tokens, heads, HEAD_DIM))
-    _check("indices", indices, torch.int32, (tokens, None) if indptr is None else (None,))
-    _check(name, starts, torch.int32, (None,))
-    if starts.shape[0] < fewest:
-        raise ValueError(f"{name} must have {fewest} entries for {tokens} tokens, has {starts.shape[0]}")
-    if not 1 <= heads <= 128:
-        raise ValueError(f"q must have 1 to 128 heads, has {heads}")
-    if sink is not None:
-        _check("sink", sink, torch.float32, (None,))
-        if sink.shape[0] < heads:
-            raise ValueError(f"sink must have {heads} entries, one per head, has {sink.shape[0]}")
     if tokens:
         launch = _launcher(q, kv, out)
         launch(q, kv, out, float(scale), sink, indices, starts, ragged=lengths is None)
@@ -81,16 +73,3 @@ def _launcher(q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor) -> Any:
     from . import triton
 
     return triton.launch
-
-
-def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
-    """Raises unless `tensor` has this dtype and shape (None: any) and a contiguous last dim."""
-    if tensor.dtype != dtype:
-        raise TypeError(f"{name} must be {dtype}, is {tensor.dtype}")
-    actual = tuple(tensor.shape)
-    if len(actual) != len(shape) or any(
-        want not in (None, got) for want, got in zip(shape, actual, strict=True)
-    ):
-        raise ValueError(f"{name} must have shape {shape} (None: any), has {actual}")
-    if actual[-1] > 1 and tensor.stride(-1) != 1:
-        raise ValueError(f"{name}'s last dim must be contiguous, its strides are {tensor.stride()}")
