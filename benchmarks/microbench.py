@@ -62,6 +62,8 @@ def _save(result: dict[str, Any], options: argparse.Namespace) -> None:
         with Path(tempfile.gettempdir(), f"deepinfer-merge-{os.getuid()}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             old = results.read(options.merge) if options.merge.exists() else None
+            for op in sorted(results.changed_ops(old, result)) if old else ():
+                print(f"{op}: its kernels have changed: all its earlier rows go", file=sys.stderr)
             results.write(results.merge(old, result), options.merge)
 
 

@@ -188,9 +188,11 @@ def change_table(changes: list[results.Change]) -> Table:
 
 
 def environment_line(environment: dict[str, Any]) -> str:
-    """The machine in one line."""
+    """The machine in one line; the file also has a digest of each op's kernels."""
     parts = []
     for name, value in environment.items():
+        if name == results.KERNELS:
+            continue
         if isinstance(value, dict):
             value = "/".join(f"{part} ({key})" for key, part in value.items())
         parts += [f"{name} {value}"] if value is not None else []

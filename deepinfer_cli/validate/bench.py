@@ -12,8 +12,8 @@ from typing import Any
 
 from deepinfer_cli.detect.gpu import SERVED
 from deepinfer_cli.errors import FailedError, UnsupportedError
-from deepinfer_cli.overlay import payload
-from deepinfer_cli.validate import runner
+from deepinfer_cli.overlay import closure, payload
+from deepinfer_cli.validate import results, runner
 from deepinfer_cli.validate.baselines import NAMES
 from deepinfer_cli.validate.model import Level, Status
 from deepinfer_cli.validate.results import SCHEMA_VERSION, Row, commit, merge_environments
@@ -69,8 +69,10 @@ def measure(
     forced = _require_gpu(request, found)
     if on_note is not None:
         on_note(f"bench: {code_name(found['gpu'], forced)}")
-    digest = payload.load(request.payload_root).digest
+    overlay = payload.load(request.payload_root)
+    digest = overlay.digest
     environment: dict[str, Any] = {}
+    kernels: dict[str, str] = {}
     rows: list[Row] = []
     arch = forced or SERVED[tuple(found["gpu"]["capability"])]
     at_once = _at_once(len(request.ops))
@@ -83,9 +85,11 @@ def measure(
                 rows.append(item["row"])
                 if on_row is not None:
                     on_row(item["row"])
-            elif on_op is not None:
-                on_op(_result(environment, rows, digest))
-    return _result(environment, rows, digest)
+            else:
+                kernels[item["done"]] = closure.op_digest(overlay, item["done"])
+                if on_op is not None:
+                    on_op(_result(environment, rows, digest, kernels))
+    return _result(environment, rows, digest, kernels)
 
 
 def _at_once(ops: int) -> int:
@@ -94,12 +98,14 @@ def _at_once(ops: int) -> int:
     return min(ops, cores // 2) if cores > _FEW_CORES else 1
 
 
-def _result(environment: dict[str, Any], rows: list[Row], digest: str) -> dict[str, Any]:
+def _result(
+    environment: dict[str, Any], rows: list[Row], digest: str, kernels: dict[str, str]
+) -> dict[str, Any]:
     keys = ("gpu", "driver", "cuda", "torch", "triton", "tilelang", "vllm")
     ordered = {key: environment.get(key) for key in keys}
     extra = {key: value for key, value in environment.items() if key not in ordered}
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    full = ordered | {"commit": commit(digest), "date": date} | extra
+    full = ordered | {"commit": commit(digest), "date": date} | extra | {results.KERNELS: dict(kernels)}
     return {"schema_version": SCHEMA_VERSION, "environment": full, "rows": list(rows)}
 
 

@@ -14,6 +14,8 @@ from deepinfer_cli.errors import FailedError
 SCHEMA_VERSION = 1
 # rows are the same measurement when these agree
 _KEY = ("op", "case", "provider", "codegen", "timing")
+# in the environment: op → digest of the code its kernels are made of (see overlay/closure.py)
+KERNELS = "kernels"
 
 Row = dict[str, Any]
 
@@ -79,16 +81,20 @@ def group(row: Row) -> tuple[str, str | None, int | None]:
 
 
 def merge(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
-    """`old` with the rows of every group (see `group`) that `new` measured replaced.
+    """`old` with the rows of every group (see `group`) that `new` measured replaced, and all rows of a changed op.
 
-    So the code of several architectures, and what fits a limit on shared memory, can stand in one file.
+    So the code of several architectures, and what fits a limit on shared memory, can stand in one file; and an overlay
+    that has grown needs only its new and changed ops measured.
 
     Raises:
-        FailedError: they were measured in different environments or on different overlays, so they are no one result.
+        FailedError: they were measured in different environments, or on different overlays and one does not say of
+            which kernels its ops are, so they are no one result.
     """
     if old is None:
         return new
     for name in ("gpu", "driver", "cuda", "torch", "triton", "tilelang", "vllm", "overlay"):
+        if name == "overlay" and all(KERNELS in one["environment"] for one in (old, new)):
+            continue
         mine, its = (_part(one["environment"], name) for one in (old, new))
         # without a baseline no vLLM is loaded
         if mine != its and not (name == "vllm" and None in (mine, its)):
@@ -98,17 +104,27 @@ def merge(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
                 hint="write to a new file",
             )
     measured = {group(row) for row in new["rows"]}
-    kept = [row for row in old["rows"] if group(row) not in measured]
+    changed = changed_ops(old, new)
+    kept = [row for row in old["rows"] if group(row) not in measured and row["op"] not in changed]
     environment = merge_environments(old["environment"], new["environment"])
     return {**new, "environment": environment, "rows": kept + new["rows"]}
 
 
+def changed_ops(old: dict[str, Any], new: dict[str, Any]) -> set[str]:
+    """The ops of both whose kernels are not the same in them; what `old` has of these is of no code any more."""
+    if any(KERNELS not in one["environment"] for one in (old, new)):
+        return set()  # of one overlay, then
+    mine, its = (one["environment"][KERNELS] for one in (old, new))
+    return {row["op"] for row in old["rows"]} & {op for op, digest in its.items() if mine.get(op) != digest}
+
+
 def merge_environments(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """What is known of a machine after a second look; `mma_tflops` keeps the architectures of both."""
+    """What is known of a machine after a second look; `mma_tflops` keeps the architectures of both, `kernels` the ops."""
     merged = old | {name: value for name, value in new.items() if value is not None}
-    both = [one["mma_tflops"] for one in (old, new) if isinstance(one.get("mma_tflops"), dict)]
-    if both:
-        merged["mma_tflops"] = {arch: rate for rates in both for arch, rate in rates.items()}
+    for name in ("mma_tflops", KERNELS):
+        both = [one[name] for one in (old, new) if isinstance(one.get(name), dict)]
+        if both:
+            merged[name] = {key: value for part in both for key, value in part.items()}
     return merged
 
 

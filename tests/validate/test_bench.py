@@ -8,6 +8,8 @@ import pytest
 from deepinfer_cli.commands import bench as command
 from deepinfer_cli.errors import ExitCode, FailedError, UnsupportedError, UsageError
 from deepinfer_cli.output import Output
+from deepinfer_cli.overlay import payload
+from deepinfer_cli.overlay.closure import op_digest
 from deepinfer_cli.validate import bench, results, runner
 from deepinfer_cli.validate.model import Status
 from tests.validate.test_results import result, row
@@ -78,6 +80,7 @@ def test_a_crash_becomes_a_row_and_the_rest_is_measured(case_payload: Path, monk
     assert found["rows"][1]["latency_us"] is None and "SIGSEGV" in found["rows"][1]["reason"]
     assert list(found["environment"])[:7] == ["gpu", "driver", "cuda", "torch", "triton", "tilelang", "vllm"]
     assert found["environment"]["commit"].startswith("payload ")
+    assert found["environment"]["kernels"] == {"fake": op_digest(payload.load(case_payload), "fake")}
 
 
 def test_several_ops_are_measured_side_by_side_and_come_in_order(case_payload: Path, monkeypatch):
@@ -104,6 +107,10 @@ def test_several_ops_are_measured_side_by_side_and_come_in_order(case_payload: P
     # what has been measured can be kept before the rest is
     assert [len(part["rows"]) for part in parts] == [1, 2] and parts[1] == found
     assert {job.request["threads"] for job in jobs.values()} == {8}
+    overlay = payload.load(case_payload)
+    assert [part["environment"]["kernels"] for part in parts] == [
+        {op: op_digest(overlay, op) for op in ops} for ops in (("one",), ("one", "two"))
+    ]
 
 
 def test_a_worker_that_dies_before_its_first_case_is_an_error(case_payload: Path, monkeypatch):
@@ -140,11 +147,12 @@ def test_the_table_has_latency_speed_up_and_share_of_the_ceiling(case_payload, m
 
 
 def test_what_multiplies_shows_its_rate_and_the_ceiling_that_binds(case_payload, monkeypatch, capsys):
-    measured = result(row(flops=4_000_000_000, ceiling="mma"), mma_tflops={"sm80": 422.0, "sm86": 401.5})
+    rates = {"sm80": 422.0, "sm86": 401.5}
+    measured = result(row(flops=4_000_000_000, ceiling="mma"), mma_tflops=rates, kernels={"gather": "1a2b"})
     _run(monkeypatch, case_payload, measured)
     captured = capsys.readouterr()
     assert captured.out.splitlines()[1].split("\t")[8:] == ["200.0", "50 % of mma", "PASSED"]
-    assert "mma_tflops 422.0 (sm80)/401.5 (sm86)" in captured.err
+    assert "mma_tflops 422.0 (sm80)/401.5 (sm86)" in captured.err and "1a2b" not in captured.err
 
 
 def test_a_limit_on_shared_memory_reaches_the_worker(case_payload, monkeypatch):

@@ -102,6 +102,49 @@ def test_results_of_two_overlays_or_two_vllms_are_not_one_result():
     assert len(results.merge(old, result(row(), commit="payload aaaa, git 2"))["rows"]) == 2
 
 
+def _of(payload: str, *rows, **kernels):
+    return result(*rows, commit=f"payload {payload}, git 1", kernels=kernels)
+
+
+def test_an_overlay_that_has_grown_keeps_what_was_measured_of_unchanged_ops():
+    old = _of("aaaa", row("combine"), row(arch="sm80"), combine="1", gather="2")
+    merged = results.merge(old, _of("bbbb", row("insert"), insert="3"))
+    assert [item["op"] for item in merged["rows"]] == ["combine", "gather", "insert"]
+    assert merged["environment"]["kernels"] == {"combine": "1", "gather": "2", "insert": "3"}
+    # another architecture of the same kernels, on the grown overlay
+    again = results.merge(merged, _of("cccc", row(arch="sm86", codegen="sm86"), gather="2"))
+    assert [(item["op"], item.get("arch")) for item in again["rows"][1:]] == [
+        ("gather", "sm80"),
+        ("insert", None),
+        ("gather", "sm86"),
+    ]
+    assert again["environment"]["commit"] == "payload cccc, git 1"
+
+
+def test_kernels_that_have_changed_leave_no_row_of_the_old_ones_behind():
+    small = {"tokens": 49152, "max_smem": 49152}
+    old = _of("aaaa", row(arch="sm80"), row(arch="sm86"), row(arch="sm80", case=small), row("combine"), gather="1", combine="2")  # fmt: skip
+    new = _of("bbbb", row(arch="sm80", p50=1.0), gather="9")
+    assert results.changed_ops(old, new) == {"gather"}
+    merged = results.merge(old, new)
+    assert [(item["op"], item["latency_us"]["p50"]) for item in merged["rows"]] == [
+        ("combine", 20.0),
+        ("gather", 1.0),
+    ]
+    assert merged["environment"]["kernels"] == {"gather": "9", "combine": "2"}
+
+
+def test_a_file_that_does_not_say_which_kernels_it_measured_is_of_one_overlay():
+    old = result(row("combine"), commit="payload aaaa")
+    with pytest.raises(FailedError, match="overlay is payload aaaa and payload bbbb"):
+        results.merge(old, _of("bbbb", row(), gather="1"))
+    merged = results.merge(old, _of("aaaa", row(), gather="1"))
+    assert len(merged["rows"]) == 2 and merged["environment"]["kernels"] == {"gather": "1"}
+    # an op whose kernels the file does not know is not known to be the same
+    unknown = _of("aaaa", row(), row("combine"), combine="2")
+    assert [item["op"] for item in results.merge(unknown, _of("bbbb", row(), gather="1"))["rows"]] == ["combine", "gather"]  # fmt: skip
+
+
 def test_changes_compare_the_overlay_alone():
     old = result(row(p50=20.0), row(tokens=16384, p50=5.0), row(provider="stock", p50=1.0))
     both, gone = results.changes(old, result(row(p50=23.0), row(provider="stock", p50=9.0)))
