@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from deepinfer_sm80.ops.mhc.coefficients import Mixing
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.kernels
@@ -93,16 +94,18 @@ def test_the_oracle_agrees_with_stocks_reference(
     pristine_release: Any, version: str, embedding: bool
 ) -> None:
     from deepinfer_sm80.ops.mhc import reference
+    from deepinfer_sm80.ops.mhc.inputs import stock_kwargs
 
     spec = importlib.util.spec_from_file_location("stock_mhc", pristine_release(version) / STOCK)
     assert spec and spec.loader
     stock = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(stock)
     inputs = inputs_of("mhc_fused_post_pre_delayed", hidden=512, embedding=embedding, pre_eps=0.02, repeat=3)
-    pre = {name: inputs[name] for name in inputs if name in stock.mhc_pre_delayed_torch.__annotations__}
-    pre["x"] = inputs["x"] if embedding else None
-    ours = reference.pre_delayed(**pre)
-    for got, want in zip(ours, stock.mhc_pre_delayed_torch(**pre), strict=True):
+    pre = ("residual", "fn", "hc_scale", "hc_base", "pre_mix")
+    pre = {**{name: inputs[name] for name in pre}, "x": inputs["x"] if embedding else None}
+    ours = reference.pre_delayed(**pre, mixing=inputs["mixing"])
+    given = stock_kwargs({**pre, "mixing": inputs["mixing"]})
+    for got, want in zip(ours, stock.mhc_pre_delayed_torch(**given), strict=True):
         torch.testing.assert_close(
             got.float(), want.float(), rtol=2e-2 if got.dtype == torch.bfloat16 else 0, atol=1e-4
         )
@@ -191,21 +194,36 @@ def test_warm_up_compiles_what_any_number_of_tokens_can_meet(
 @pytest.mark.parametrize(
     ("op", "change", "error", "message"),
     [
-        ("mhc_post", {"x": torch.zeros(3, 5120)}, TypeError, "x must be bfloat16"),
-        ("mhc_post", {"x": torch.zeros(2, 5120).bfloat16()}, ValueError, "x must be"),
-        ("mhc_post", {"residual": torch.zeros(3, 2, 5120).bfloat16()}, ValueError, "residual must be"),
+        ("mhc_post", {"x": torch.zeros(3, 5120)}, TypeError, "x must be torch.bfloat16"),
+        ("mhc_post", {"x": torch.zeros(2, 5120).bfloat16()}, ValueError, "x must have shape"),
+        (
+            "mhc_post",
+            {"residual": torch.zeros(3, 2, 5120).bfloat16()},
+            ValueError,
+            "residual must have shape",
+        ),
         (
             "mhc_post",
             {"comb_res_mix": torch.zeros(3, 4, 4).mT},
             ValueError,
             "comb_res_mix must be contiguous",
         ),
-        ("mhc_pre_delayed", {"fn": torch.zeros(24, 5120)}, ValueError, "fn must be"),
-        ("mhc_pre_delayed", {"hc_scale": torch.zeros(4)}, ValueError, "hc_scale must be"),
-        ("mhc_pre_delayed", {"pre_mix": torch.zeros(3, 4).double()}, TypeError, "pre_mix must be float32"),
-        ("mhc_pre_delayed", {"norm_weight": torch.zeros(5120)}, TypeError, "norm_weight must be bfloat16"),
-        ("mhc_pre_delayed", {"sinkhorn_repeat": 0}, ValueError, "sinkhorn_repeat must be at least 1"),
-        ("mhc_pre_delayed", {"x": torch.zeros(3, 64).bfloat16()}, ValueError, "x must be"),
+        ("mhc_pre_delayed", {"fn": torch.zeros(24, 5120)}, ValueError, "fn must have shape"),
+        ("mhc_pre_delayed", {"hc_scale": torch.zeros(4)}, ValueError, "hc_scale must have shape"),
+        (
+            "mhc_pre_delayed",
+            {"pre_mix": torch.zeros(3, 4).double()},
+            TypeError,
+            "pre_mix must be torch.float32",
+        ),
+        (
+            "mhc_pre_delayed",
+            {"norm_weight": torch.zeros(5120)},
+            TypeError,
+            "norm_weight must be torch.bfloat16",
+        ),
+        ("mhc_pre_delayed", {"mixing": Mixing(0, 0, 0, 2, 0)}, ValueError, "mixing must have 1 iteration"),
+        ("mhc_pre_delayed", {"x": torch.zeros(3, 64).bfloat16()}, ValueError, "x must have shape"),
     ],
 )
 def test_other_arguments_are_refused(op: str, change: dict[str, Any], error: Any, message: str) -> None:

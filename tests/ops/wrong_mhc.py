@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -74,18 +75,23 @@ def _post_without_output(x, residual, post_layer_mix, comb_res_mix):
     return _RIGHT_POST(torch.zeros_like(x), residual, post_layer_mix, comb_res_mix)
 
 
+def _other_mixing(op: Op, **numbers: float) -> Op:
+    return _changed(op, mixing=lambda kwargs: replace(kwargs["mixing"], **numbers))
+
+
 def _fewer_iterations(op: Op) -> Op:
-    return _changed(op, sinkhorn_repeat=lambda kwargs: max(1, kwargs["sinkhorn_repeat"] - 1))
+    def fewer(kwargs: dict[str, Any]) -> Any:
+        return replace(kwargs["mixing"], iterations=max(1, kwargs["mixing"].iterations - 1))
+
+    return _changed(op, mixing=fewer)
 
 
-def _rows_first(mixes, sqrsum, numel, scale, base, rms_eps, pre_eps, eps, factor, repeat):
-    pre, after, _ = _RIGHT_COEFFICIENTS(
-        mixes, sqrsum, numel, scale, base, rms_eps, pre_eps, eps, factor, repeat
-    )
+def _rows_first(mixes, sqrsum, numel, scale, base, mixing):
+    pre, after, _ = _RIGHT_COEFFICIENTS(mixes, sqrsum, numel, scale, base, mixing)
     swapped = mixes.clone()
     swapped[:, 8:] = mixes[:, 8:].reshape(-1, 4, 4).transpose(1, 2).flatten(1)
     base = torch.cat([base[:8], base[8:].reshape(4, 4).T.flatten()])
-    comb = _RIGHT_COEFFICIENTS(swapped, sqrsum, numel, scale, base, rms_eps, pre_eps, eps, factor, repeat)[2]
+    comb = _RIGHT_COEFFICIENTS(swapped, sqrsum, numel, scale, base, mixing)[2]
     return pre, after, comb.transpose(1, 2)
 
 
@@ -183,10 +189,10 @@ def _wrong_pre(op: Op) -> dict[str, Op]:
         "rows-before-columns": _patched(op, "coefficients", _rows_first),
         "missing-norm-of-the-row": _patched(op, "coefficients", _not_normalised),
         "mean-for-sum": _patched(op, "coefficients", _mean_for_sum),
-        "missing-rms-eps": _changed(op, rms_eps=lambda kwargs: 0.0),
-        "missing-pre-eps": _changed(op, hc_pre_eps=lambda kwargs: 0.0),
-        "missing-sinkhorn-eps": _changed(op, hc_sinkhorn_eps=lambda kwargs: 0.0),
-        "missing-post-factor": _changed(op, hc_post_mult_value=lambda kwargs: 1.0),
+        "missing-rms-eps": _other_mixing(op, rms_eps=0.0),
+        "missing-pre-eps": _other_mixing(op, pre_eps=0.0),
+        "missing-sinkhorn-eps": _other_mixing(op, sinkhorn_eps=0.0),
+        "missing-post-factor": _other_mixing(op, post_factor=1.0),
         "missing-base": _changed(op, hc_base=lambda kwargs: torch.zeros_like(kwargs["hc_base"])),
         "scales-rotated": _changed(op, hc_scale=lambda kwargs: kwargs["hc_scale"].roll(1)),
         "half-the-columns": _patched(op, "project", _half_the_columns),

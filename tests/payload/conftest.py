@@ -133,12 +133,11 @@ def sparse_decode_contract(
     extra_indptr=None, positions=None, cos_sin_cache=None,
 ): ...
 def mhc_pre_delayed_contract(
-    residual, fn, hc_scale, hc_base, rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat,
-    pre_mix=None, x=None, norm_weight=None, norm_eps=1e-6,
+    residual, fn, hc_scale, hc_base, mixing, *, pre_mix=None, x=None, norm_weight=None, norm_eps=1e-6,
 ): ...
 def mhc_fused_post_pre_delayed_contract(
-    x, residual, post_layer_mix, comb_res_mix, fn, hc_scale, hc_base, rms_eps, hc_pre_eps, hc_sinkhorn_eps,
-    hc_post_mult_value, sinkhorn_repeat, pre_mix=None, norm_weight=None, norm_eps=1e-6, capture_aux=False,
+    x, residual, post_layer_mix, comb_res_mix, fn, hc_scale, hc_base, mixing, *, pre_mix=None, norm_weight=None,
+    norm_eps=1e-6, capture_aux=False,
 ): ...
 # fmt: on
 

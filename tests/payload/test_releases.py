@@ -292,9 +292,20 @@ def check_mhc(function, recorder, call: Call, module: str, release: str) -> None
         for name, one in inspect.signature(function).parameters.items()
         if one.default is not one.empty
     }
+    if "mixing" in received:
+        mixing = received.pop("mixing")
+        received |= {stock: getattr(mixing, ours) for stock, ours in MIXING.items()}
     assert received == {**defaults, **sent}, call.where
 
 
+# stock's names of the numbers that our ops take together
+MIXING = {
+    "rms_eps": "rms_eps",
+    "hc_pre_eps": "pre_eps",
+    "hc_sinkhorn_eps": "sinkhorn_eps",
+    "hc_post_mult_value": "post_factor",
+    "sinkhorn_repeat": "iterations",
+}
 CHECKS = {
     GATHER: check_gather,
     COMBINE: check_combine,

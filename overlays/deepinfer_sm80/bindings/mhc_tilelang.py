@@ -26,15 +26,16 @@ def _pre_delayed(stock):
         pre_mix=None, x=None, norm_weight=None, norm_eps=1e-6,
     ):
         # fmt: on
-        args = (
-            residual, fn, hc_scale, hc_base, rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value,
-            sinkhorn_repeat, pre_mix, x, norm_weight, norm_eps,
-        )  # fmt: skip
+        numbers = rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat
         if not _serves(residual):
-            return stock(*args)
+            return stock(residual, fn, hc_scale, hc_base, *numbers, pre_mix, x, norm_weight, norm_eps)
+        from ..ops.mhc.coefficients import Mixing
         from ..ops.mhc_pre_delayed import mhc_pre_delayed
 
-        return mhc_pre_delayed(*args)
+        return mhc_pre_delayed(
+            residual, fn, hc_scale, hc_base, Mixing(*numbers),
+            pre_mix=pre_mix, x=x, norm_weight=norm_weight, norm_eps=norm_eps,
+        )  # fmt: skip
 
     return mhc_pre_delayed_tilelang
 
@@ -46,15 +47,17 @@ def _fused(stock):
         hc_post_mult_value, sinkhorn_repeat, pre_mix=None, norm_weight=None, norm_eps=1e-6, capture_aux=False,
     ):
         # fmt: on
-        args = (
-            x, residual, post_layer_mix, comb_res_mix, fn, hc_scale, hc_base, rms_eps, hc_pre_eps, hc_sinkhorn_eps,
-            hc_post_mult_value, sinkhorn_repeat, pre_mix, norm_weight, norm_eps, capture_aux,
-        )  # fmt: skip
+        tensors = x, residual, post_layer_mix, comb_res_mix, fn, hc_scale, hc_base
+        numbers = rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat
         if not _serves(residual):
-            return stock(*args)
+            return stock(*tensors, *numbers, pre_mix, norm_weight, norm_eps, capture_aux)
+        from ..ops.mhc.coefficients import Mixing
         from ..ops.mhc_fused_post_pre_delayed import mhc_fused_post_pre_delayed
 
-        return mhc_fused_post_pre_delayed(*args)
+        return mhc_fused_post_pre_delayed(
+            *tensors, Mixing(*numbers),
+            pre_mix=pre_mix, norm_weight=norm_weight, norm_eps=norm_eps, capture_aux=capture_aux,
+        )  # fmt: skip
 
     return mhc_fused_post_pre_delayed_tilelang
 

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from ..spec import Case, Tolerance
+from .coefficients import MIXES, STREAMS, Mixing
 
 HIDDEN = 5120
-STREAMS = 4
-MIXES = STREAMS * (STREAMS + 2)
 # token counts that the benchmarks time
 BENCH_TOKENS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 33, 48, 64, 128, 256, 1024, 2048, 8192)
 DEFAULTS: Mapping[str, Any] = {
@@ -39,6 +38,14 @@ DEFAULTS: Mapping[str, Any] = {
 }
 # stock's own coefficients differ by so much where it switches from one projection to another
 SEAM = Tolerance(max_abs=6.5e-4)
+# stock's names of the numbers in Mixing
+STOCK_NAMES = {
+    "rms_eps": "rms_eps",
+    "hc_pre_eps": "pre_eps",
+    "hc_sinkhorn_eps": "sinkhorn_eps",
+    "hc_post_mult_value": "post_factor",
+    "sinkhorn_repeat": "iterations",
+}
 # the inputs that have a row per token
 PER_TOKEN = ("x", "residual", "post_layer_mix", "comb_res_mix", "pre_mix")
 
@@ -109,11 +116,9 @@ def pre_inputs(
         "fn": _randn(generator, device, MIXES, width) * width**-0.5,
         "hc_scale": 0.5 + torch.rand(3, generator=generator).to(device),
         "hc_base": _randn(generator, device, MIXES),
-        "rms_eps": params["rms_eps"],
-        "hc_pre_eps": params["pre_eps"],
-        "hc_sinkhorn_eps": params["sinkhorn_eps"],
-        "hc_post_mult_value": params["factor"],
-        "sinkhorn_repeat": params["repeat"],
+        "mixing": Mixing(
+            params["rms_eps"], params["pre_eps"], params["sinkhorn_eps"], params["factor"], params["repeat"]
+        ),
         "pre_mix": _randn(generator, device, tokens, STREAMS).sigmoid() if params["pre_mix"] else None,
         "norm_weight": (1 + 0.2 * _randn(generator, device, hidden)).bfloat16() if params["norm"] else None,
         "norm_eps": params["norm_eps"],
@@ -157,8 +162,11 @@ def seam(
 
 
 def stock_kwargs(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The same call for stock's function, which makes its outputs."""
-    return {name: value for name, value in inputs.items() if name != "out"}
+    """The same call for stock's function, which makes its outputs and takes the numbers of `Mixing` one by one."""
+    kwargs = {name: value for name, value in inputs.items() if name not in ("out", "mixing")}
+    if "mixing" in inputs:
+        kwargs |= {name: getattr(inputs["mixing"], ours) for name, ours in STOCK_NAMES.items()}
+    return kwargs
 
 
 def row_bytes(params: Mapping[str, Any]) -> int:

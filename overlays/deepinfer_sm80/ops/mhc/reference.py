@@ -12,9 +12,7 @@ from typing import Any
 import torch
 
 from ..gather.reference import round_to_bf16
-
-STREAMS = 4
-MIXES = STREAMS * (STREAMS + 2)
+from .coefficients import STREAMS, Mixing
 
 
 def post(
@@ -57,28 +55,24 @@ def coefficients(
     numel: int,
     hc_scale: torch.Tensor,
     hc_base: torch.Tensor,
-    rms_eps: float,
-    hc_pre_eps: float,
-    hc_sinkhorn_eps: float,
-    hc_post_mult_value: float,
-    sinkhorn_repeat: int,
+    mixing: Mixing,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Pre-mix `[T, 4]`, post-mix `[T, 4]` and residual mix `[T, 4, 4]` of raw mixes, float64.
 
     The mixes are divided by the row's root mean square, scaled and shifted. Pre is a sigmoid plus its eps, post a
     sigmoid times its factor. The residual mix is a softmax over its last index plus eps, then normalised by columns,
-    and `sinkhorn_repeat - 1` times more by rows and by columns; each sum gets eps.
+    and `iterations - 1` times more by rows and by columns; each sum gets eps.
     """
-    logits = mixes * torch.rsqrt(sqrsum / numel + rms_eps)[:, None]
-    scale, base = hc_scale.double(), hc_base.double()
-    pre = torch.sigmoid(logits[:, :4] * scale[0] + base[:4]) + hc_pre_eps
-    after = torch.sigmoid(logits[:, 4:8] * scale[1] + base[4:8]) * hc_post_mult_value
+    logits = mixes * torch.rsqrt(sqrsum / numel + mixing.rms_eps)[:, None]
+    scale, base, eps = hc_scale.double(), hc_base.double(), mixing.sinkhorn_eps
+    pre = torch.sigmoid(logits[:, :4] * scale[0] + base[:4]) + mixing.pre_eps
+    after = torch.sigmoid(logits[:, 4:8] * scale[1] + base[4:8]) * mixing.post_factor
     comb = torch.softmax((logits[:, 8:] * scale[2] + base[8:]).reshape(-1, STREAMS, STREAMS), dim=-1)
-    comb = comb + hc_sinkhorn_eps
-    comb = comb / (comb.sum(-2, keepdim=True) + hc_sinkhorn_eps)
-    for _ in range(sinkhorn_repeat - 1):
-        comb = comb / (comb.sum(-1, keepdim=True) + hc_sinkhorn_eps)
-        comb = comb / (comb.sum(-2, keepdim=True) + hc_sinkhorn_eps)
+    comb = comb + eps
+    comb = comb / (comb.sum(-2, keepdim=True) + eps)
+    for _ in range(mixing.iterations - 1):
+        comb = comb / (comb.sum(-1, keepdim=True) + eps)
+        comb = comb / (comb.sum(-2, keepdim=True) + eps)
     return pre, after, comb
 
 
@@ -112,39 +106,20 @@ def stream_mean(residual: torch.Tensor) -> torch.Tensor:
     return (total * 0.25).bfloat16()
 
 
+# fmt: off
 def pre_delayed(
-    residual: torch.Tensor,
-    fn: torch.Tensor,
-    hc_scale: torch.Tensor,
-    hc_base: torch.Tensor,
-    rms_eps: float,
-    hc_pre_eps: float,
-    hc_sinkhorn_eps: float,
-    hc_post_mult_value: float,
-    sinkhorn_repeat: int,
-    pre_mix: torch.Tensor | None = None,
-    x: torch.Tensor | None = None,
-    norm_weight: torch.Tensor | None = None,
-    norm_eps: float = 1e-6,
+    residual: torch.Tensor, fn: torch.Tensor, hc_scale: torch.Tensor, hc_base: torch.Tensor, mixing: Mixing, *,
+    pre_mix: torch.Tensor | None = None, x: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None, norm_eps: float = 1e-6,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    # fmt: on
     """`(post [T, 4, 1], comb [T, 4, 4], layer_input [T, H] bf16, next_pre_mix [T, 4])`; coefficients float64.
 
     The projection reads `x`, or all streams of the residual; the collapse uses the pre-mix that is passed in.
     """
     rows = residual.flatten(1) if x is None else x
     mixes, sqrsum = project(rows, fn)
-    pre, after, comb = coefficients(
-        mixes,
-        sqrsum,
-        rows.shape[1],
-        hc_scale,
-        hc_base,
-        rms_eps,
-        hc_pre_eps,
-        hc_sinkhorn_eps,
-        hc_post_mult_value,
-        sinkhorn_repeat,
-    )
+    pre, after, comb = coefficients(mixes, sqrsum, rows.shape[1], hc_scale, hc_base, mixing)
     return after[:, :, None], comb, normalize(collapse(residual, pre_mix), norm_weight, norm_eps), pre
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ... import tile
 from ..spec import TileVariant
 from . import finish, post, project
+from .coefficients import MIXES, Mixing
 
 if TYPE_CHECKING:
     import torch
@@ -202,15 +203,13 @@ def warm_up(hidden: int = HIDDEN) -> None:
 
 
 class Weights(NamedTuple):
-    """What turns a projected row into coefficients: two tensors, the eps values and factors of the contract."""
+    """What the second kernel takes from the model: what makes coefficients of mixes, and the norm of the layer input."""
 
     hc_scale: torch.Tensor
     hc_base: torch.Tensor
-    rms_eps: float
-    hc_pre_eps: float
-    hc_sinkhorn_eps: float
-    hc_post_mult_value: float
-    sinkhorn_repeat: int
+    mixing: Mixing
+    norm_weight: torch.Tensor | None
+    norm_eps: float
 
 
 class Outputs(NamedTuple):
@@ -246,13 +245,11 @@ def launch_pre(
     *,
     pre_mix: torch.Tensor | None,
     x: torch.Tensor | None,
-    norm_weight: torch.Tensor | None,
-    norm_eps: float,
 ) -> None:
     """Launches both kernels of a pre step on checked arguments."""
     row = row_for(PRE_TABLE, *residual.shape[::2])
     parts = launch_projection(residual, fn, outputs.layer_input, outputs.next_pre, pre_mix=pre_mix, x=x)
-    launch_finish(row, parts, fn.shape[1], weights, outputs, norm_weight, norm_eps)
+    launch_finish(row, parts, fn.shape[1], weights, outputs)
 
 
 def launch_projection(
@@ -276,7 +273,7 @@ def launch_projection(
     tile.kernel(projection_variant(row.projection, source, hidden, row.measured))(
         *((residual,) if x is None else (residual, x)),
         unread if pre_mix is None else pre_mix,
-        fn.view(project.MIXES, -1, hidden),
+        fn.view(MIXES, -1, hidden),
         collapsed,
         parts,
         int(pre_mix is not None),
@@ -285,21 +282,21 @@ def launch_projection(
 
 
 def launch_fused(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    post_mix: torch.Tensor,
-    comb_mix: torch.Tensor,
+    step: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     fn: torch.Tensor,
     weights: Weights,
     new_residual: torch.Tensor,
     outputs: Outputs,
     *,
     pre_mix: torch.Tensor | None,
-    norm_weight: torch.Tensor | None,
-    norm_eps: float,
     aux: torch.Tensor | None,
 ) -> None:
-    """Launches both kernels of a post step and the pre step after it on checked arguments."""
+    """Launches both kernels of a post step and the pre step after it on checked arguments.
+
+    Args:
+        step: what post takes: the sublayer's output, the residual, post-mix `[T, 4]`, residual mix `[T, 16]`.
+    """
+    x, residual, post_mix, comb_mix = step
     tokens, _, hidden = residual.shape
     row = row_for(FUSED_TABLE, tokens, hidden)
     parts = scratch(row, residual)
@@ -309,7 +306,7 @@ def launch_fused(
         post_mix,
         comb_mix,
         outputs.next_pre if pre_mix is None else pre_mix,
-        fn.view(project.MIXES, -1, hidden),
+        fn.view(MIXES, -1, hidden),
         new_residual,
         outputs.layer_input,
         outputs.layer_input if aux is None else aux,
@@ -317,7 +314,7 @@ def launch_fused(
         int(pre_mix is not None),
         int(aux is not None),
     )
-    launch_finish(row, parts, fn.shape[1], weights, outputs, norm_weight, norm_eps)
+    launch_finish(row, parts, fn.shape[1], weights, outputs)
 
 
 def scratch(row: Row, residual: torch.Tensor) -> torch.Tensor:
@@ -333,12 +330,11 @@ def launch_finish(
     numel: int,
     weights: Weights,
     outputs: Outputs,
-    norm_weight: torch.Tensor | None,
-    norm_eps: float,
 ) -> None:
     """Launches the second kernel; without a norm weight it makes the coefficients only."""
     slices, tokens, _ = parts.shape
     hidden = outputs.layer_input.shape[1]
+    norm_weight, mixing = weights.norm_weight, weights.mixing
     tile.kernel(finish_variant(row.finish, slices, hidden, row.measured))(
         parts,
         weights.hc_scale,
@@ -349,13 +345,13 @@ def launch_finish(
         outputs.post,
         outputs.comb,
         outputs.next_pre,
-        weights.rms_eps,
-        weights.hc_pre_eps,
-        weights.hc_sinkhorn_eps,
-        weights.hc_post_mult_value,
-        weights.sinkhorn_repeat,
+        mixing.rms_eps,
+        mixing.pre_eps,
+        mixing.sinkhorn_eps,
+        mixing.post_factor,
+        mixing.iterations,
         1.0 / numel,
-        norm_eps,
+        weights.norm_eps,
         0 if norm_weight is None else tokens,
     )
 

@@ -42,7 +42,7 @@ def mhc_post(
     post_mix, comb_mix = check.post_inputs(x, residual, post_layer_mix, comb_res_mix)
     if out is None:
         out = torch.empty_like(residual)
-    check.of(out, "out", "bfloat16", tuple(residual.shape))
+    check.tensor("out", out, "bfloat16", tuple(residual.shape))
     if residual.shape[0]:
         launch_post(x, residual, post_mix, comb_mix, out)
     return out

@@ -43,8 +43,8 @@ def mhc_post_with_sqrsum(
     if out is None:
         out = torch.empty_like(residual), residual.new_empty(residual.shape[:1], dtype=torch.float32)
     new, sums = out
-    check.of(new, "out[0]", "bfloat16", tuple(residual.shape))
-    check.of(sums, "out[1]", "float32", (residual.shape[0],))
+    check.tensor("out[0]", new, "bfloat16", tuple(residual.shape))
+    check.tensor("out[1]", sums, "float32", (residual.shape[0],))
     if residual.shape[0]:
         launch_post(x, residual, post_mix, comb_mix, new, sums)
     return out

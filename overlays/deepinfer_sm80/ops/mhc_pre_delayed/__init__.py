@@ -7,32 +7,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from ..mhc.coefficients import Mixing
 
+
+# fmt: off
 def mhc_pre_delayed(
-    residual: torch.Tensor,
-    fn: torch.Tensor,
-    hc_scale: torch.Tensor,
-    hc_base: torch.Tensor,
-    rms_eps: float,
-    hc_pre_eps: float,
-    hc_sinkhorn_eps: float,
-    hc_post_mult_value: float,
-    sinkhorn_repeat: int,
-    pre_mix: torch.Tensor | None = None,
-    x: torch.Tensor | None = None,
-    norm_weight: torch.Tensor | None = None,
-    norm_eps: float = 1e-6,
-    *,
+    residual: torch.Tensor, fn: torch.Tensor, hc_scale: torch.Tensor, hc_base: torch.Tensor, mixing: Mixing, *,
+    pre_mix: torch.Tensor | None = None, x: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None, norm_eps: float = 1e-6,
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    # fmt: on
     """Projects the residual to 24 mixes, makes coefficients of them, and collapses the streams with the old pre-mix.
 
     - `mixes = row @ fn.T`, divided by the row's root mean square `sqrt(sum(row^2) / K + rms_eps)`; the row is all four
       streams, or `x`. On tensor cores for any number of tokens: fn is split into two bf16 terms, which leaves 2^-17 of it.
-    - `next_pre = sigmoid(mixes[0:4] * scale[0] + base) + hc_pre_eps`, `post = sigmoid(mixes[4:8] * scale[1] + base) *
-      hc_post_mult_value`.
-    - `comb`: softmax over the last index of `mixes[8:24] * scale[2] + base` as `[4, 4]`, plus eps; divided by its
-      column sums plus eps, then `sinkhorn_repeat - 1` times by row sums plus eps and by column sums plus eps.
+    - `next_pre = sigmoid(mixes[0:4] * scale[0] + base) + pre_eps`, `post = sigmoid(mixes[4:8] * scale[1] + base) *
+      post_factor`.
+    - `comb`: softmax over the last index of `mixes[8:24] * scale[2] + base` as `[4, 4]`, plus `sinkhorn_eps`; divided
+      by its column sums plus eps, then `iterations - 1` times by row sums plus eps and by column sums plus eps.
     - `layer_input = sum_i pre_mix_i * residual_i` in float32, multiplied and then fused-multiply-added in the order of
       the streams, rounded to bf16; stream 0 without a pre-mix. With a norm weight that bf16 row is RMS-normalised in
       float32 and rounded again.
@@ -43,7 +36,7 @@ def mhc_pre_delayed(
         residual: `[T, 4, H]` bf16, contiguous, H a multiple of 64.
         fn: `[24, K]` f32, contiguous; K is 4 H, or H with `x`.
         hc_scale, hc_base: `[3]` and `[24]` f32.
-        sinkhorn_repeat: at least 1.
+        mixing: the five numbers named above.
         pre_mix: `[T, 4]` f32, contiguous, or None.
         x: `[T, H]` bf16, contiguous, projected in place of the residual; or None.
         norm_weight: `[H]` bf16, or None for no normalisation.
@@ -60,15 +53,11 @@ def mhc_pre_delayed(
 
     tokens, hidden = check.residual(residual)
     if x is not None:
-        check.of(x, "x", "bfloat16", (tokens, hidden))
+        check.tensor("x", x, "bfloat16", (tokens, hidden))
     width = hidden if x is not None else check.STREAMS * hidden
-    check.pre_inputs(tokens, hidden, width, fn, hc_scale, hc_base, sinkhorn_repeat, pre_mix, norm_weight)
+    check.pre_inputs(tokens, hidden, width, fn, hc_scale, hc_base, mixing, pre_mix, norm_weight)
     results, buffers = check.pre_outputs(residual, out)
     if tokens:
-        weights = Weights(
-            hc_scale, hc_base, rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat
-        )
-        launch_pre(
-            residual, fn, weights, buffers, pre_mix=pre_mix, x=x, norm_weight=norm_weight, norm_eps=norm_eps
-        )
+        weights = Weights(hc_scale, hc_base, mixing, norm_weight, norm_eps)
+        launch_pre(residual, fn, weights, buffers, pre_mix=pre_mix, x=x)
     return results
