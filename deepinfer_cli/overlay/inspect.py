@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
 from deepinfer_cli.detect.vllm import Origin, Target, TargetKind
+from deepinfer_cli.errors import FailedError
 from deepinfer_cli.overlay import hook
 from deepinfer_cli.overlay import journal as journals
 from deepinfer_cli.overlay import payload as payloads
 from deepinfer_cli.overlay.files import hash_of, read
+from deepinfer_cli.overlay.journal import Operation
 from deepinfer_cli.overlay.payload import PACKAGE, Payload, sha256
 from deepinfer_cli.overlay.record import FileEntry, Record, read_record
 
@@ -153,32 +155,60 @@ def inspect(target: Target) -> Inspection:
         FailedError: the record cannot be read.
     """
     site = Site.of(target)
-    journal = (site.state_dir / journals.NAME).exists()
+    unfinished = Unfinished.of(site)
     record = read_record(site.state_dir)
-    found = _recorded(site, record) if record else _unrecorded(site)
-    if not journal:
+    found = _recorded(site, record, unfinished) if record else _unrecorded(site, unfinished)
+    if unfinished is None:
         return found
-    note = (
-        "an install or rollback was interrupted; `deepinfer install` and `deepinfer rollback` recover first"
-    )
-    return Inspection(
-        "interrupted",
-        found.files,
-        record,
-        True,
-        found.skip,
-        found.overlay_version,
-        found.payload_digest,
-        (*found.notes, note),
-    )
+    note = f"{unfinished.kind} was interrupted; `deepinfer install` and `deepinfer rollback` recover first"
+    files = tuple(unfinished.judge(site, each) for each in found.files)
+    return replace(found, state="interrupted", files=files, journal=True, notes=(*found.notes, note))
 
 
-def _recorded(site: Site, record: Record) -> Inspection:
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """What an interrupted install or rollback was about to do.
+
+    Attributes:
+        kind: which of the two, for people.
+        operations: by path; empty where the journal cannot be read.
+    """
+
+    kind: str
+    operations: dict[str, Operation]
+
+    @classmethod
+    def of(cls, site: Site) -> Unfinished | None:
+        """That of a site, None where nothing is unfinished."""
+        try:
+            journal = journals.pending(site.state_dir)
+        except FailedError:
+            return cls("an install or rollback", {})
+        if journal is None:
+            return None
+        article = "an" if journal.kind == "install" else "a"
+        return cls(f"{article} {journal.kind}", {item.path: item for item in journal.operations})
+
+    def wrote(self, path: str) -> bool:
+        """Whether a file is one that it staged or put there."""
+        return path in self.operations or journals.is_temp(path)
+
+    def judge(self, site: Site, file: FileStatus) -> FileStatus:
+        """A file that is as the transaction found, or made, it was edited by nobody else."""
+        item = self.operations.get(file.path)
+        if item is None or file.state not in (FileState.MODIFIED, FileState.MISSING):
+            return file
+        if hash_of(site.parent / file.path) in (item.before_sha256, item.via_sha256, item.after_sha256):
+            return replace(file, note=f"{self.kind} got this far")
+        return file
+
+
+def _recorded(site: Site, record: Record, unfinished: Unfinished | None) -> Inspection:
     files = []
     for entry in record.files:
         state, note = file_state(entry, site, record)
         files.append(FileStatus(entry.path, entry.owner, state, note))
-    extra = extra_files(site, {entry.path for entry in record.files})
+    extra = _not_ours(extra_files(site, {entry.path for entry in record.files}), unfinished)
     notes = [f"{path} is not DeepInfer's" for path in extra]
     notes += [
         f"the backup of {entry.path} is missing or damaged: rollback needs it once that file was edited or is gone"
@@ -225,7 +255,11 @@ def _overall(site: Site, record: Record, files: list[FileStatus]) -> str:
     return "modified" if FileState.MISSING in states else "installed"
 
 
-def _unrecorded(site: Site) -> Inspection:
+def _not_ours(paths: tuple[str, ...], unfinished: Unfinished | None) -> tuple[str, ...]:
+    return paths if unfinished is None else tuple(path for path in paths if not unfinished.wrote(path))
+
+
+def _unrecorded(site: Site, unfinished: Unfinished | None) -> Inspection:
     hooks = {
         path: (site.parent / path).read_bytes()
         for path, _ in hooked_files(site.parent, tail_bytes=_TAIL_BYTES)
@@ -239,6 +273,7 @@ def _unrecorded(site: Site) -> Inspection:
     if has_ours(present, bundled):
         files, foreign = _unrecorded_payload(site, present, bundled)
     elif not hooks:
+        foreign = _not_ours(foreign, unfinished)
         return Inspection("not-installed", notes=tuple(f"{path} is not DeepInfer's" for path in foreign))
     state, note = "unrecorded", "no record: it came by `git apply` or `cp -r`, or its state folder was lost"
     if site.leftover:
@@ -252,13 +287,15 @@ def _unrecorded(site: Site) -> Inspection:
     if state == "unrecorded" and any(each.state is not FileState.APPLIED for each in files):
         state = "modified"
     found = payloads.load(site.parent / PAYLOAD_DIR)
+    # how it came there is known, then
+    notes = (note,) if unfinished is None else ()
     return Inspection(
         state,
         tuple(files),
         skip=tuple(sorted({name for content in hooks.values() for name in hook.skipped(content)})),
         overlay_version=found.version,
         payload_digest=found.digest if present else None,
-        notes=(note, *(f"{path} is not DeepInfer's" for path in foreign)),
+        notes=(*notes, *(f"{path} is not DeepInfer's" for path in _not_ours(foreign, unfinished))),
     )
 
 

@@ -33,6 +33,7 @@ from deepinfer_cli.overlay.record import STOCK_AGAIN, check_path, check_schema, 
 
 NAME = "journal.json"
 USES = ("new", "via", "undo")
+_TEMP = ".deepinfer-tmp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,13 @@ class Journal:
     def temp(self, parent: Path, path: str, use: str = "new") -> Path:
         """The staged file for `path`; `use` is one of `USES`."""
         target = parent / path
-        return target.with_name(f".{target.name}.{self.transaction_id}.{use}.deepinfer-tmp")
+        return target.with_name(f".{target.name}.{self.transaction_id}.{use}{_TEMP}")
+
+
+def is_temp(path: str) -> bool:
+    """Whether a file is one that some transaction staged."""
+    name = path.rpartition("/")[2]
+    return name.startswith(".") and name.endswith(_TEMP)
 
 
 def write_journal(state_dir: Path, journal: Journal) -> None:

@@ -169,6 +169,37 @@ def test_sigkill_at_every_step(two_hooks: Bench, fake_payload: Payloads, tmp_pat
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
+def test_what_a_killed_process_leaves_is_told_from_what_others_did(
+    two_hooks: Bench, fake_payload: Payloads, tmp_path: Path, name: str
+) -> None:
+    bench = two_hooks
+    run = _prepare(name, bench, fake_payload)
+    edited = {one.path for one in bench.inspect().files if one.note == "edited since it was installed"}
+    theirs = bench.vllm.root / "deepinfer_sm80" / "theirs.txt"
+    reset = Reset(bench, tmp_path / "copy")
+    seen, number = set(), 0
+    while True:
+        reset()
+        if in_child(run, kill_at=number) == 0:
+            break
+        number += 1
+        if theirs.parent.is_dir():
+            theirs.write_text("a user's")
+        found = bench.inspect()
+        if found.state != "interrupted":
+            continue
+        foreign = {note for note in found.notes if note.endswith("is not DeepInfer's")}
+        assert foreign <= {"vllm/deepinfer_sm80/theirs.txt is not DeepInfer's"}, number
+        assert not any("git apply" in note for note in found.notes)
+        seen |= foreign
+        for one in found.files:
+            assert one.note != "edited since it was installed" or one.path in edited, number
+        (kind,) = [note.partition(" was interrupted")[0] for note in found.notes if "interrupted" in note]
+        assert kind == ("a rollback" if "rollback" in name else "an install")
+    assert number > 20 and seen, "a user's file is still named"
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_sigkill_at_every_step_of_the_recovery(
     two_hooks: Bench, fake_payload: Payloads, tmp_path: Path, name: str
 ) -> None:
