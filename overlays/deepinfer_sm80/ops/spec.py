@@ -104,6 +104,17 @@ class Case:
         return zlib.crc32(self.id.encode())
 
 
+def case_maker(op: str) -> Callable[..., Case]:
+    """Makes cases of `op` from a name, a suite if it is not smoke, and keywords: a case's own, and what becomes its params."""
+
+    def make(
+        name: str, suite: str = "smoke", *, gpu_only: bool = False, memory_bytes: int = 0, **params: Any
+    ) -> Case:
+        return Case(op, name, suite, params, gpu_only, memory_bytes)
+
+    return make
+
+
 @dataclass(frozen=True)
 class Variant:
     """One way a Triton kernel can be launched; the compile gate builds each for each architecture it serves.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..spec import Case, Tolerance
+from ..spec import Case, Tolerance, case_maker
 from . import combine, reference
 
 OP = "combine"
@@ -20,11 +20,7 @@ CONTRACTS = {
     "common-0.30": {"replay_clamp": False, "width_cap": False},
     "common": {"replay_clamp": True, "width_cap": False},
 }
-
-
-def _case(name: str, suite: str = "smoke", *, gpu_only: bool = False, **params: Any) -> Case:
-    return Case(OP, name, suite, params, gpu_only)
-
+_case = case_maker(OP)
 
 _SMOKE = (
     _case("one-token", query_lens=[1], seq_lens=[300]),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..spec import Case, Tolerance
+from ..spec import Case, Tolerance, case_maker
 from . import gather, reference
 
 OP = "gather"
@@ -16,13 +16,7 @@ TOLERANCES = {"out": Tolerance()}
 SENTINEL = -24576.0
 # fills pads, unused slots and spare pages: NaN as codes, as scales and as bf16
 POISON = 0xFF
-
-
-def _case(
-    name: str, suite: str = "smoke", *, gpu_only: bool = False, memory_bytes: int = 0, **params: Any
-) -> Case:
-    return Case(OP, name, suite, params, gpu_only, memory_bytes)
-
+_case = case_maker(OP)
 
 _SMOKE = (
     _case("one-row", tokens=1),

@@ -7,20 +7,14 @@ from typing import Any
 
 import torch
 
-from ..spec import Case, Tolerance
+from ..spec import Case, Tolerance, case_maker
 from . import build_ragged, reference
 
 OP = "ragged"
 TOLERANCES = {"flat": Tolerance(), "indptr": Tolerance()}
 # fills the gaps between the input's rows: an entry of a table this size is none of a case's
 POISON = 1 << 30
-
-
-def _case(
-    name: str, suite: str = "smoke", *, gpu_only: bool = False, memory_bytes: int = 0, **params: Any
-) -> Case:
-    return Case(OP, name, suite, params, gpu_only, memory_bytes)
-
+_case = case_maker(OP)
 
 _SMOKE = (
     _case("one-row", tokens=1, width=128),

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..gather.reference import dequantize
+from ..sparse_prefill.reference import softmax
 
 
 def attend(
@@ -41,7 +42,7 @@ def attend(
         parts = [rows(cache, indices[indptr[token] : indptr[token + 1]]) for cache, indices, indptr in lists]
         kv = torch.cat(parts)
         if len(kv):
-            weights = _softmax(q[token].double() @ kv.T * scale, sink)
+            weights = softmax(q[token].double() @ kv.T * scale, sink)
             out[token], spread[token] = weights @ kv, weights @ kv.abs()
     if positions is not None and cos_sin_cache is not None:
         table = cos_sin_cache[positions].double()[:, None]
@@ -77,11 +78,3 @@ def rotate(values: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mirror: i
     even, odd = values[..., 448::2].clone(), values[..., 449::2].clone()
     values[..., 448::2] = even * cos + mirror * odd * sin
     values[..., 449::2] = odd * cos + even * sin
-
-
-def _softmax(scores: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
-    """Softmax of float64 `[H, n]`, the sink one more score whose weight is dropped."""
-    if sink is None:
-        return scores.softmax(-1)
-    column = sink[: len(scores), None].double()
-    return torch.cat([scores, column], 1).softmax(-1)[:, :-1]

@@ -7,24 +7,15 @@ from typing import Any
 
 import torch
 
-from ..spec import Case, SparseTolerance
+from .. import sparse_inputs
+from ..sparse_inputs import POISON, SCALE, SIZES, Rows
+from ..spec import Case, case_maker
 from . import reference, sparse_decode
 from .pages import Cache, write_cache
 
 OP = "sparse_decode"
-TOLERANCES = {"out": SparseTolerance()}
-# fills the output and its gaps
-POISON = float("nan")
-_SCALE = 512**-0.5
-# kind → (size of q, size of kv); at (1, 1) scores have the spread of a unit normal
-_SIZES = {"flat": (0.05, 1.0), "peaked": (8.0, 1.0), "large": (30.0, 30.0), "tall": (1e-3, 1e3)}
-
-
-def _case(
-    name: str, suite: str = "smoke", *, gpu_only: bool = False, memory_bytes: int = 0, **params: Any
-) -> Case:
-    return Case(OP, name, suite, params, gpu_only, memory_bytes)
-
+TOLERANCES = sparse_inputs.TOLERANCES
+_case = case_maker(OP)
 
 _SMOKE = (
     _case("usual", tokens=2, heads=16, swa=21, topk=50),
@@ -142,14 +133,15 @@ def make_inputs(case: Case, device: str | torch.device) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(case.seed)
     q, direction = _make_q(params, generator)
     swa = _make_list(params, "swa", params["swa"], direction, generator)
+    room = params["heads"] + params["spare_heads"]
     inputs: dict[str, Any] = {
-        "q": _strided(q, params, params["q_stride"], params["q_shift"], device),
-        "out": _strided(
-            torch.full_like(q, POISON), params, params["out_stride"], params["out_shift"], device
+        "q": sparse_inputs.strided(q, room, params["q_stride"], params["q_shift"], device),
+        "out": sparse_inputs.strided(
+            torch.full_like(q, POISON), room, params["out_stride"], params["out_shift"], device
         ),
         **_on_device("swa", swa, params, params["swa_gap"], device),
-        "scale": _SCALE,
-        "sink": _make_sink(params, generator, device),
+        "scale": SCALE,
+        "sink": sparse_inputs.make_sink(params["sink"], params["heads"], generator, device),
     }
     if params["topk"] is not None:
         extra = _make_list(params, "topk", params["topk"], direction, generator)
@@ -161,21 +153,13 @@ def make_inputs(case: Case, device: str | torch.device) -> dict[str, Any]:
 
 def expected(case: Case, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The oracle's whole output, not rounded, and its error measure as `out:bound`."""
-    arguments = {name: value for name, value in inputs.items() if name != "out"}
-    out, found = inputs["out"], {}
-    for name, values, gap in zip(
-        ("out", "out:bound"), reference.attend(**arguments), (POISON, 0.0), strict=True
-    ):
-        whole = torch.full(_whole(out).shape, gap, dtype=torch.float64, device=out.device)
-        whole[:, : out.shape[1], :512] = values
-        found[name] = whole
-    return found
+    return sparse_inputs.expected(reference.attend, inputs)
 
 
 def run(inputs: Mapping[str, Any], function: Callable[..., Any] | None = None) -> dict[str, torch.Tensor]:
     """Calls the op, or `function` in its place, and returns the whole output."""
     (function or sparse_decode)(**inputs)
-    return {"out": _whole(inputs["out"])}
+    return {"out": sparse_inputs.whole(inputs["out"])}
 
 
 def call_kwargs(inputs: Mapping[str, Any], style: str) -> dict[str, Any]:
@@ -216,7 +200,7 @@ def bytes_moved(case: Case) -> int:
 def flops(case: Case) -> int:
     """Two products of 512 per head and listed row."""
     params = _with_defaults(case.params)
-    return int(4 * 512 * params["heads"] * _total_rows(params))
+    return sparse_inputs.flops(params["heads"], _total_rows(params))
 
 
 def _with_defaults(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,28 +214,13 @@ def _with_defaults(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _total_rows(params: Mapping[str, Any]) -> int:
-    total = 0
-    for rows in (params["swa"], params["topk"] or 0):
-        if isinstance(rows, list):
-            total += sum(rows)
-        else:
-            total += params["tokens"] * (rows if isinstance(rows, int) else sum(rows) // 2)
-    return total
-
-
-def _counts(rows: int | tuple[int, int] | list[int], tokens: int, generator: torch.Generator) -> list[int]:
-    """Slots per token: a number for all, a list, or a range (low, high) to draw from."""
-    if isinstance(rows, int):
-        return [rows] * tokens
-    if isinstance(rows, list):
-        return rows
-    return torch.randint(rows[0], rows[1] + 1, (tokens,), generator=generator).tolist()  # type: ignore[no-any-return]
+    return sum(sparse_inputs.total_rows(params[rows] or 0, params["tokens"]) for rows in ("swa", "topk"))
 
 
 def _make_q(params: Mapping[str, Any], generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """Queries `[T, H, 512]`, and the direction that orders a token's rows by their scores."""
     shape = (params["tokens"], params["heads"], 512)
-    size = _SIZES.get(params["kind"], (1.0, 1.0))[0]
+    size = SIZES.get(params["kind"], (1.0, 1.0))[0]
     q = torch.randn(shape, generator=generator)
     direction = torch.randn(shape[0], 1, 512, generator=generator)
     if params["order"] != "random":
@@ -274,12 +243,12 @@ def _small_scales(tokens: int) -> torch.Tensor:
 def _make_list(
     params: Mapping[str, Any],
     name: str,
-    rows: int | tuple[int, int] | list[int],
+    rows: Rows,
     direction: torch.Tensor,
     generator: torch.Generator,
 ) -> tuple[Cache, torch.Tensor, torch.Tensor]:
     """A cache on the CPU's side, the slots of all tokens and where each token's end."""
-    counts = _counts(rows, params["tokens"], generator)
+    counts = sparse_inputs.row_counts(rows, params["tokens"], generator)
     longest = max(counts, default=0)
     prefix = "swa_" if name == "swa" else ""
     block = params[f"{prefix}block"]
@@ -293,7 +262,6 @@ def _make_list(
     used = (used * (total // len(used) if total > 1 << 17 else 1)) % total
     cache = Cache(blocks, block, used, _make_values(params, name, len(used), generator))
     cache.poison_with(params["nan"], generator)
-    wrong = torch.tensor([-1, -1, total, total + 1, -(2**31), 2**31 - 1])
     lists, first = [torch.full((params["index_base"],), int(used[0]))], 0
     for token, count in enumerate(counts):
         chosen = torch.randint(len(used), (count,), generator=generator)
@@ -306,9 +274,7 @@ def _make_list(
         holes = params["holes"]
         share = float(holes == name) if isinstance(holes, str) else holes
         hole = torch.rand(count, generator=generator) < share
-        lists.append(
-            torch.where(hole, wrong[torch.randint(len(wrong), (count,), generator=generator)], used[chosen])
-        )
+        lists.append(sparse_inputs.with_holes(used[chosen], hole, total, generator))
     ends = params["index_base"] + torch.tensor([0, *counts]).cumsum(0)
     # what follows the last list is no token's
     lists.append(torch.full((params["spare_slots"],), int(used[0])))
@@ -321,7 +287,7 @@ def _make_values(
     """Values `[n, 512]` to quantise, or codes, scales and tails as they are."""
     values = torch.randn(count, 512, generator=generator)
     if params["kind"] not in ("codes", "small-scales"):
-        return values * _SIZES.get(params["kind"], (1.0, 1.0))[1]
+        return values * SIZES.get(params["kind"], (1.0, 1.0))[1]
     codes = torch.randint(256, (count, 448), generator=generator)
     if params["kind"] == "small-scales":
         codes[codes & 0x7F == 0x7F] = 0
@@ -362,37 +328,3 @@ def _make_rotation(
     table = torch.full((last, stride), POISON)
     table[:, :64] = torch.cat([angles.cos(), angles.sin()], 1)
     return {"positions": positions.to(device), "cos_sin_cache": table.to(device)[:, :64]}
-
-
-def _strided(
-    values: torch.Tensor, params: Mapping[str, Any], stride: int, shift: int, device: str | torch.device
-) -> torch.Tensor:
-    """`values` `[T, H, 512]` in NaN-filled memory, `stride` elements per head and room for spare heads."""
-    tokens, heads = values.shape[:2]
-    heads += params["spare_heads"]
-    memory = torch.full((shift + tokens * heads * stride,), POISON, dtype=torch.bfloat16, device=device)
-    view = torch.as_strided(memory, tuple(values.shape), (heads * stride, stride, 1), shift)
-    view.copy_(values)
-    return view
-
-
-def _make_sink(
-    params: Mapping[str, Any], generator: torch.Generator, device: str | torch.device
-) -> torch.Tensor | None:
-    kind, heads = params["sink"], params["heads"]
-    if kind == "none":
-        return None
-    sink = torch.randn(heads, generator=generator)
-    if kind == "large":
-        sink += 9.0
-    if kind == "minus-infinity":
-        sink[::2] = -float("inf")
-    if kind == "long":
-        sink = torch.cat([sink, torch.full((7,), POISON)])
-    return sink.to(device)
-
-
-def _whole(out: torch.Tensor) -> torch.Tensor:
-    """`out` with the gap after each head, and up to two of the spare heads after each token's."""
-    heads = out.shape[1] if out.shape[0] < 2 else min(out.stride(0) // out.stride(1), out.shape[1] + 2)
-    return torch.as_strided(out, (out.shape[0], heads, out.stride(1)), out.stride())

@@ -30,7 +30,7 @@ def attend(
         if len(valid) == 0:
             continue
         rows = kv[valid].double()
-        weights = _softmax(q[token].double() @ rows.T * scale, sink)
+        weights = softmax(q[token].double() @ rows.T * scale, sink)
         out[token] = weights @ rows
         bound[token] = out[token].abs() + weights @ rows.abs()
     return out, bound
@@ -63,8 +63,8 @@ def _slots(
     return [indices[token, : max(0, length)] for token, length in enumerate(lengths.tolist()[:tokens])]
 
 
-def _softmax(scores: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
-    """Weights `[H, n]` of scores `[H, n]`; the sink takes a share that no row gets."""
+def softmax(scores: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
+    """Weights `[H, n]` of float64 scores `[H, n]`; the sink takes a share that no row gets."""
     if sink is None:
         return torch.softmax(scores, dim=1)
     column = sink[: scores.shape[0], None].double()

@@ -7,29 +7,14 @@ from typing import Any
 
 import torch
 
-from ..spec import Case, SparseTolerance
+from .. import sparse_inputs
+from ..sparse_inputs import POISON, SCALE, SIZES, Rows, strided
+from ..spec import Case, case_maker
 from . import reference, sparse_prefill
 
 OP = "sparse_prefill"
-TOLERANCES = {"out": SparseTolerance()}
-# fills outputs, their gaps, and every KV row that no valid slot names
-POISON = float("nan")
-_SCALE = 512**-0.5
-# kind → (size of q, size of kv); at (1, 1) scores have the spread of a unit normal
-_SIZES = {
-    "usual": (1.0, 1.0),
-    "flat": (0.05, 1.0),
-    "peaked": (8.0, 1.0),
-    "large": (30.0, 30.0),
-    "tall": (1e-3, 1e3),
-}
-
-
-def _case(
-    name: str, suite: str = "smoke", *, gpu_only: bool = False, memory_bytes: int = 0, **params: Any
-) -> Case:
-    return Case(OP, name, suite, params, gpu_only, memory_bytes)
-
+TOLERANCES = sparse_inputs.TOLERANCES
+_case = case_maker(OP)
 
 _SMOKE = (
     _case("usual", tokens=2, heads=16, rows=70),
@@ -140,7 +125,7 @@ def make_inputs(case: Case, device: str | torch.device) -> dict[str, Any]:
     params = _with_defaults(case.params)
     generator = torch.Generator().manual_seed(case.seed)
     tokens, heads = params["tokens"], params["heads"]
-    q_size, kv_size = _SIZES[params["kind"]]
+    q_size, kv_size = SIZES[params["kind"]]
     # one direction per token for all its heads, where rows are ordered by their scores
     shared = (
         0.0 if params["order"] in ("random", "window") else torch.randn(tokens, 1, 512, generator=generator)
@@ -150,46 +135,36 @@ def make_inputs(case: Case, device: str | torch.device) -> dict[str, Any]:
     )
     q = ((q + shared) * q_size).bfloat16()
     kv = (torch.randn(params["kv_rows"], 512, generator=generator) * kv_size).bfloat16()
-    counts = _counts(params, generator)
+    counts = sparse_inputs.row_counts(params["rows"], tokens, generator)
     lists, spare = _make_lists(params, q, kv, counts, generator)
     kv[~_named(lists, params["kv_rows"])] = POISON
     make = _make_dense if params["layout"] == "dense" else _make_ragged
-    strides = params["heads"] + max(params["spare_heads"], params["q_spare_heads"])
-    strided = _strided(q, strides, params["q_stride"], params["q_shift"], device)
+    room = heads + max(params["spare_heads"], params["q_spare_heads"])
+    given = strided(q, room, params["q_stride"], params["q_shift"], device)
     if params["q_stride_token"]:
         # of one token: no memory lies there
-        strided = strided.as_strided(strided.shape, (params["q_stride_token"], *strided.stride()[1:]))
+        given = given.as_strided(given.shape, (params["q_stride_token"], *given.stride()[1:]))
     return {
-        "q": strided,
+        "q": given,
         "kv": _make_kv(params, kv, device),
-        "out": _strided(
-            torch.full(q.shape, POISON, dtype=torch.bfloat16),
-            params["heads"] + params["spare_heads"], params["out_stride"], params["out_shift"], device,
+        "out": strided(
+            torch.full_like(q, POISON), heads + params["spare_heads"], params["out_stride"], params["out_shift"], device
         ),
-        "scale": _SCALE,
-        "sink": _make_sink(params, generator, device),
+        "scale": SCALE,
+        "sink": sparse_inputs.make_sink(params["sink"], heads, generator, device),
         **make(params, lists, spare, device),
     }  # fmt: skip
 
 
 def expected(case: Case, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The oracle's whole output, not rounded, and its error measure as `out:bound`."""
-    arguments = {name: value for name, value in inputs.items() if name != "out"}
-    out = inputs["out"]
-    found = {}
-    for name, values, gap in zip(
-        ("out", "out:bound"), reference.attend(**arguments), (POISON, 0.0), strict=True
-    ):
-        whole = torch.full(_whole(out).shape, gap, dtype=torch.float64, device=out.device)
-        whole[:, : out.shape[1], :512] = values
-        found[name] = whole
-    return found
+    return sparse_inputs.expected(reference.attend, inputs)
 
 
 def run(inputs: Mapping[str, Any], function: Callable[..., Any] | None = None) -> dict[str, torch.Tensor]:
     """Calls the op, or `function` in its place, and returns the whole output."""
     (function or sparse_prefill)(**inputs)
-    return {"out": _whole(inputs["out"])}
+    return {"out": sparse_inputs.whole(inputs["out"])}
 
 
 def call_kwargs(inputs: Mapping[str, Any], style: str) -> dict[str, Any]:
@@ -215,13 +190,15 @@ def bytes_moved(case: Case) -> int:
     """Bytes that must be read and written once: q, the KV rows, the slots, the output."""
     params = _with_defaults(case.params)
     per_head = 2 * params["tokens"] * params["heads"] * 512 * 2
-    return int(per_head + params["kv_rows"] * 1024 + 4 * _total_rows(params))
+    return int(
+        per_head + params["kv_rows"] * 1024 + 4 * sparse_inputs.total_rows(params["rows"], params["tokens"])
+    )
 
 
 def flops(case: Case) -> int:
     """Two products of 512 per head and listed row."""
-    params = _with_defaults(case.params)
-    return int(4 * 512 * params["heads"] * _total_rows(params))
+    rows = sparse_inputs.total_rows(case.params["rows"], case.params["tokens"])
+    return sparse_inputs.flops(case.params["heads"], rows)
 
 
 def _with_defaults(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,26 +215,8 @@ def _with_defaults(params: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _longest(rows: int | tuple[int, int] | list[int]) -> int:
+def _longest(rows: Rows) -> int:
     return rows if isinstance(rows, int) else max(rows)
-
-
-def _counts(params: Mapping[str, Any], generator: torch.Generator) -> list[int]:
-    """Slots per token: a number for all, a list, or a range (low, high) to draw from."""
-    rows, tokens = params["rows"], params["tokens"]
-    if isinstance(rows, int):
-        return [rows] * tokens
-    if isinstance(rows, list):
-        return rows
-    low, high = rows
-    return torch.randint(low, high + 1, (tokens,), generator=generator).tolist()  # type: ignore[no-any-return]
-
-
-def _total_rows(params: Mapping[str, Any]) -> int:
-    rows, tokens = params["rows"], params["tokens"]
-    if isinstance(rows, list):
-        return sum(rows)
-    return int(tokens * rows if isinstance(rows, int) else tokens * sum(rows) // 2)
 
 
 def _make_lists(
@@ -272,7 +231,6 @@ def _make_lists(
     shuffled = torch.randperm(total, generator=generator)
     # at least one row of several stays unnamed: it is what a missing mask would read
     usable, spare = shuffled[: max(1, total - 1)], int(shuffled[-1]) if total > 1 else 0
-    wrong = torch.tensor([-1, -1, total, total + 1, -(2**31), 2**31 - 1])
     lists = []
     for token, count in enumerate(counts):
         if params["order"] == "window":
@@ -283,9 +241,7 @@ def _make_lists(
             scores = kv[slots].float() @ q[token].float().mean(0)
             slots = slots[scores.argsort(descending=params["order"] == "descending")]
         hole = _holes(params["holes"], count, generator)
-        lists.append(
-            torch.where(hole, wrong[torch.randint(len(wrong), (count,), generator=generator)], slots)
-        )
+        lists.append(sparse_inputs.with_holes(slots, hole, total, generator))
     return lists, spare
 
 
@@ -346,36 +302,3 @@ def _make_kv(params: Mapping[str, Any], kv: torch.Tensor, device: str | torch.de
     view = torch.as_strided(memory, (rows, 512), (stride, 1), shift + stride)
     view.copy_(kv)
     return view
-
-
-def _strided(
-    values: torch.Tensor, heads: int, stride: int, shift: int, device: str | torch.device
-) -> torch.Tensor:
-    """`values` `[T, H, 512]` in NaN-filled memory with room for `heads` heads of `stride` elements per token."""
-    tokens = values.shape[0]
-    memory = torch.full((shift + tokens * heads * stride,), POISON, dtype=torch.bfloat16, device=device)
-    view = torch.as_strided(memory, tuple(values.shape), (heads * stride, stride, 1), shift)
-    view.copy_(values)
-    return view
-
-
-def _make_sink(
-    params: Mapping[str, Any], generator: torch.Generator, device: str | torch.device
-) -> torch.Tensor | None:
-    kind, heads = params["sink"], params["heads"]
-    if kind == "none":
-        return None
-    sink = torch.randn(heads, generator=generator)
-    if kind == "large":
-        sink += 9.0
-    if kind == "minus-infinity":
-        sink[::2] = -float("inf")
-    if kind == "long":
-        sink = torch.cat([sink, torch.full((7,), POISON)])
-    return sink.to(device)
-
-
-def _whole(out: torch.Tensor) -> torch.Tensor:
-    """`out` with the gap after each head, and up to two of the spare heads after each token's."""
-    heads = out.shape[1] if out.shape[0] < 2 else min(out.stride(0) // out.stride(1), out.shape[1] + 2)
-    return torch.as_strided(out, (out.shape[0], heads, out.stride(1)), out.stride())
