@@ -100,8 +100,7 @@ def _install(
         if before is None or not _is_done(before, plan):
             raise
         already, record = True, before
-    kept = record.kept[len(before.kept) if before else 0 :]
-    return _report(opts, out, gpus, decision, plan, record, already=already, recovered=recovered, kept=kept)
+    return _report(opts, out, gpus, decision, plan, record, before, already=already, recovered=recovered)
 
 
 def _check(opts: InstallOptions) -> None:
@@ -186,6 +185,8 @@ def _dry_run(opts: InstallOptions, out: Output, target: Target, decision: ArchDe
         out.line(f"dry run: nothing was written; {plural(len(plan.writes), 'file')} would change")
     else:
         out.line(_already(record))
+        if _new_archs(record, decision):
+            out.line(_for_archs("would be", record.arch, decision.archs))
     if opts.clear_caches:
         _show_caches(out, "would clear")
     data = {"dry_run": True, "target": common.target_data(target), "archs": list(decision.archs)}
@@ -247,6 +248,24 @@ def _already(record: Record) -> str:
     return f"already installed: overlay {record.overlay_version}, {joined(record.ops) or 'no ops'}"
 
 
+def _new_archs(record: Record, decision: ArchDecision) -> bool:
+    """Whether an install writes down other architectures, where it finds all files in place."""
+    return not set(decision.archs) <= set(record.arch)
+
+
+def _for_archs(verb: str, before: tuple[str, ...], after: tuple[str, ...]) -> str:
+    return f"it {verb} recorded as installed for {joined(after)}, before for {joined(before)}; no other file changes"
+
+
+def _say_done(out: Output, record: Record, before: Record | None, decision: ArchDecision) -> None:
+    """That all files were in place, and what became of the record all the same."""
+    out.line(_already(record))
+    if before is not None and before.arch != record.arch:
+        out.line(_for_archs("is now", before.arch, record.arch))
+    elif _new_archs(record, decision):
+        out.warn(f"it stays recorded as installed for {joined(record.arch)}: nothing can be written there")
+
+
 def _report(
     opts: InstallOptions,
     out: Output,
@@ -254,14 +273,15 @@ def _report(
     decision: ArchDecision,
     plan: Plan,
     record: Record,
+    before: Record | None,
     *,
     already: bool,
     recovered: str | None,
-    kept: tuple[str, ...],
 ) -> Result:
     target = plan.target
+    kept = record.kept[len(before.kept) if before else 0 :]
     if already:
-        out.line(_already(record))
+        _say_done(out, record, before, decision)
     else:
         verb = "adopted" if plan.adopts else "installed"
         out.line(f"{verb} overlay {record.overlay_version} in {target.root}: {_counts(plan)}")
@@ -275,6 +295,7 @@ def _report(
         "already_installed": already,
         "target": common.target_data(target),
         "archs": list(decision.archs),
+        "archs_before": list(before.arch) if before else [],
         "plan": common.plan_data(plan),
         "kept": list(kept),
         "recovered": recovered,

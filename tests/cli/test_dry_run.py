@@ -60,5 +60,8 @@ def test_where_nothing_can_be_written_it_may_be_installed_already(
     monkeypatch.setattr(state, "lock", refuse)
     again = cli(*arguments)
     assert (again.code, again.out.startswith("already installed")) == (0, True)
+    other = cli("install", "--target", fake.site, "--arch", "sm86", "--yes")
+    assert (other.code, other.out.count("\n")) == (0, 1)
+    assert "it stays recorded as installed for sm80: nothing can be written there" in other.err
     (fake.root / "deepinfer_sm80" / "gate.py").unlink()
     assert cli(*arguments).code == 3

@@ -18,7 +18,7 @@ from deepinfer_cli.overlay import engine, hook
 from deepinfer_cli.overlay import payload as payloads
 from deepinfer_cli.overlay.manifest import Manifest
 from deepinfer_cli.overlay.record import read_record
-from tests.cli.conftest import Cli, install_into, use_payload
+from tests.cli.conftest import Cli, Run, install_into, use_payload
 from tests.conftest import FakeVllm
 
 CACHE_UTILS = "vllm/models/deepseek_v41/common/ops/cache_utils.py"
@@ -66,6 +66,30 @@ def test_a_second_install_is_already_installed(cli: Cli, fake: FakeVllm) -> None
     assert cli("install", "--target", fake.site, "--arch", "sm80", "--json").document["data"][
         "already_installed"
     ]
+
+
+def test_other_architectures_than_recorded_are_written_down_and_said(cli: Cli, fake: FakeVllm) -> None:
+    def install(*more: str) -> Run:
+        return cli("install", "--target", fake.site, "--yes", *more)
+
+    def recorded() -> list[str]:
+        return cli("status", "--target", fake.site, "--json").document["data"]["archs"]
+
+    install_into(cli, fake)
+    dry = install("--arch", "sm86", "--dry-run")
+    assert dry.out.splitlines()[1:] == [
+        "it would be recorded as installed for sm86, before for sm80; no other file changes"
+    ]
+    assert recorded() == ["sm80"]
+    done = install("--arch", "sm86")
+    assert done.out.splitlines() == [
+        "already installed: overlay 0.1.0, gather and combine",
+        "it is now recorded as installed for sm86, before for sm80; no other file changes",
+    ]
+    assert recorded() == ["sm86"]
+    assert install("--arch", "sm86").out == "already installed: overlay 0.1.0, gather and combine\n"
+    data = install("--arch", "sm80", "--json").document["data"]
+    assert (data["already_installed"], data["archs"], data["archs_before"]) == (True, ["sm80"], ["sm86"])
 
 
 def test_without_a_terminal_and_yes_it_writes_nothing_and_is_exit_2(cli: Cli, fake: FakeVllm) -> None:
