@@ -21,6 +21,7 @@ from deepinfer_cli.render import Justify, Table, plural, table
 from deepinfer_cli.result import ErrorItem, Result
 from deepinfer_cli.validate import runner, verify
 from deepinfer_cli.validate.model import CaseResult, Level, NotRun, Status, VerifyReport
+from deepinfer_cli.validate.switches import check_switches
 
 SUITES = ("smoke", "full")
 RIGHT: Justify = "right"
@@ -57,7 +58,7 @@ def run(opts: VerifyOptions, out: Output) -> Result:
     """Runs the levels that can run, shows them, and says which could not.
 
     Raises:
-        UsageError: an unknown level, suite, architecture, op or case.
+        UsageError: an unknown level, suite, architecture, op or case, or a `DEEPINFER_*` variable that means nothing.
         FailedError: a transaction is unfinished, or the overlay changed during the check.
     """
     levels = parse_levels(opts.levels)
@@ -67,8 +68,10 @@ def run(opts: VerifyOptions, out: Output) -> Result:
     if opts.arch is not None:
         opts = replace(opts, arch=arch_name(opts.arch))
     target = find_target(opts.where, out)
+    root = payload_root(target, out)
+    check_switches(root)
     request = verify.Request(
-        target, payload_root(target, out), interpreter(opts.where, target, out), levels, opts.suite, opts.ops,
+        target, root, interpreter(opts.where, target, out), levels, opts.suite, opts.ops,
         opts.case, opts.arch, opts.max_smem, opts.timeout_s,
     )  # fmt: skip
     with out.progress(None, "verify") as progress:

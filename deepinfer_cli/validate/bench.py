@@ -113,10 +113,11 @@ def _require_gpu(request: Request, found: dict[str, Any]) -> str | None:
     gpu = found.get("gpu")
     if "problem" in found or not found.get("torch") or not found.get("triton"):
         why = found.get("problem") or f"{request.python} has no torch or no triton"
+        tiled = any("tilelang" in languages_of(request.payload_root, op) for op in request.ops)
         raise UnsupportedError(
             f"nothing can be measured: {why}",
             code="nothing-runnable",
-            hint="name an interpreter that has torch and triton with --python",
+            hint=f"name an interpreter that has torch{', triton and tilelang' if tiled else ' and triton'} with --python",
         )
     if gpu is None or "problem" in gpu:
         why = gpu["problem"] if gpu else "torch sees no CUDA GPU here"

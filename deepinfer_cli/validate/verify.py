@@ -14,12 +14,12 @@ from deepinfer_cli.detect.gpu import SERVED
 from deepinfer_cli.detect.target import Target, TargetKind
 from deepinfer_cli.errors import UsageError
 from deepinfer_cli.overlay import manifest, payload
+from deepinfer_cli.render import joined
 from deepinfer_cli.validate import liverun, runner, toolkit
 from deepinfer_cli.validate.model import CaseResult, Level, NotRun, Status, VerifyReport
 
 ARCHS = tuple(SERVED.values())
-_INSTALL = "install torch and triton there (pip install torch triton), or name an interpreter with --python"
-_INSTALL_TILELANG = "install TileLang there (pip install tilelang), or name an interpreter with --python"
+_ELSEWHERE = "run it on the machine that serves vLLM"
 # more workers than this at once would wait for each other
 _MOST_AT_ONCE = 8
 _GPU_AT_ONCE = 4
@@ -180,7 +180,7 @@ def _static(run: _Run) -> Iterator[CaseResult | NotRun]:
 def _compile(run: _Run) -> Iterator[CaseResult | NotRun]:
     missing = _missing(run, "triton", "torch")
     if missing:
-        yield NotRun(Level.COMPILE, missing, _INSTALL)
+        yield NotRun(Level.COMPILE, missing, _install(run, "torch", "triton", *_tile_tools(run)))
         return
     tiled = [op for op in run.ops if "tilelang" in run.languages(op)]
     without = _without_tilelang(run) if tiled else None
@@ -201,17 +201,31 @@ def _compile(run: _Run) -> Iterator[CaseResult | NotRun]:
 
 def _without_tilelang(run: _Run) -> tuple[str, str] | None:
     """Why TileLang kernels cannot be built there, and what to do about it."""
-    if missing := _missing(run, "tilelang"):
-        return missing, _INSTALL_TILELANG
-    if missing := _missing(run, "nvcc"):
-        return missing, toolkit.HOW
-    return None
+    missing = _missing(run, "tilelang", "nvcc")
+    return (missing, _install(run, "tilelang", "nvcc")) if missing else None
+
+
+def _tile_tools(run: _Run) -> tuple[str, ...]:
+    """What the ops that are asked for need beside torch and triton."""
+    return ("tilelang", "nvcc") if any("tilelang" in run.languages(op) for op in run.ops) else ()
+
+
+def _install(run: _Run, *names: str) -> str:
+    """How to get all that is lacking of `names`, so that the next run lacks nothing."""
+    other = "name an interpreter with --python"
+    if "problem" in run.found:
+        return f"{other} that can be started"
+    packages = [name for name in names if name != "nvcc" and not run.found.get(name)]
+    steps = [f"install {joined(packages)} there (pip install {' '.join(packages)})"] if packages else []
+    if "nvcc" in names and not run.found.get("nvcc"):
+        steps.append(toolkit.HOW)
+    return f"{'; '.join(steps)}; or {other}"
 
 
 def _interpreter(run: _Run) -> Iterator[CaseResult | NotRun]:
     missing = _missing(run, "torch", "triton", "numpy")
     if missing:
-        yield NotRun(Level.INTERPRETER, missing, _INSTALL)
+        yield NotRun(Level.INTERPRETER, missing, _install(run, "torch", "triton", "numpy"))
         return
     env = {
         "TRITON_INTERPRET": "1", "DEEPINFER_FORCE_ARCH": run.request.arch or ARCHS[0], "CUDA_VISIBLE_DEVICES": "",
@@ -234,7 +248,8 @@ def _skipped_op(run: _Run, op: str, level: Level, reason: str) -> CaseResult:
 def _numerics(run: _Run) -> Iterator[CaseResult | NotRun]:
     missing = _missing(run, "torch", "triton") or _no_gpu(run)
     if missing:
-        how = _INSTALL if "has no" in missing else "run it on the machine that serves vLLM"
+        no_packages = _missing(run, "torch", "triton")
+        how = _install(run, "torch", "triton", *_tile_tools(run)) if no_packages else _ELSEWHERE
         yield NotRun(Level.NUMERICS, missing, how)
         return
     forced, problem = forced_arch(run.found["gpu"], run.request.arch)

@@ -11,6 +11,7 @@ from deepinfer_cli.commands import verify as command
 from deepinfer_cli.commands.options import TargetOptions
 from deepinfer_cli.errors import ExitCode, UsageError
 from deepinfer_cli.output import Output
+from deepinfer_cli.overlay import payload
 from deepinfer_cli.validate import verify
 from deepinfer_cli.validate.model import CaseResult, FirstBad, Level, Status, VerifyReport
 
@@ -43,6 +44,41 @@ def test_without_torch_every_level_says_why_and_what_to_do(case_payload: Path, b
     assert reasons[Level.STATIC] == "no vLLM was found, so there is no install to check"
     assert reasons[Level.COMPILE] == f"{bare_python} has no triton and no torch"
     assert all(item.how for item in report.not_run)
+
+
+@pytest.mark.parametrize(
+    ("missing", "tiled", "want"),
+    [
+        pytest.param({"torch", "triton", "numpy", "tilelang", "nvcc"}, True,
+                     {"compile": "torch, triton and tilelang there (pip install torch triton tilelang); install the CUDA toolkit",
+                      "interpreter": "torch, triton and numpy there (pip install torch triton numpy); or name",
+                      "numerics": "torch, triton and tilelang there (pip install torch triton tilelang); install the CUDA toolkit"},
+                     id="nothing-is-there"),
+        pytest.param({"torch", "tilelang"}, False,
+                     {"compile": "torch there (pip install torch); or name", "interpreter": "torch there (pip install torch)",
+                      "numerics": "torch there (pip install torch); or name"}, id="no-op-is-tilelang"),
+        pytest.param({"tilelang", "nvcc"}, True,
+                     {"compile": "tilelang there (pip install tilelang); install the CUDA toolkit",
+                      "numerics": "tilelang there (pip install tilelang); install the CUDA toolkit"}, id="tilelang-alone"),
+    ],
+)  # fmt: skip
+def test_the_hint_names_all_that_the_next_run_would_lack(
+    case_payload: Path, monkeypatch: pytest.MonkeyPatch, missing: set[str], tiled: bool, want: dict[str, str]
+):
+    _write_kernels(case_payload, "both", "triton", *(["tilelang"] if tiled else []))
+    found = ALL_FOUND | dict.fromkeys(missing)
+    levels = (Level.COMPILE, Level.INTERPRETER, Level.NUMERICS)
+    report, _jobs = _planned(monkeypatch, found, _request(case_payload, *levels, arch="sm80"))
+    said = {item.level.value: item.how for item in report.not_run}
+    assert said.keys() == want.keys()
+    for level, text in want.items():
+        assert text in said[level] and said[level].endswith("or name an interpreter with --python")
+
+
+def test_an_interpreter_that_does_not_start_is_not_to_be_given_packages(case_payload, monkeypatch):
+    report, _jobs = _planned(monkeypatch, {"problem": "no such file"}, _request(case_payload, Level.COMPILE))
+    (item,) = report.not_run
+    assert "no such file" in item.reason and "pip" not in item.how and "--python" in item.how
 
 
 @pytest.mark.kernels
@@ -315,6 +351,41 @@ def test_a_level_asked_for_proves_nothing_by_skipped_cases(case_payload, tmp_pat
 def test_unknown_choices_are_usage_errors(case_payload, tmp_path, monkeypatch, options):
     with pytest.raises(UsageError, match=r"is unknown|is not an architecture"):
         _run(tmp_path, monkeypatch, case_payload, **options)
+
+
+@pytest.mark.parametrize(
+    ("variables", "word"),
+    [
+        pytest.param({"DEEPINFER_DISABLE_OPS": "gather,decod"}, "unknown ops: decod; known are .*gather", id="op"),
+        pytest.param({"DEEPINFER_DISABLE_OPS": "mhc_post_with_sqrsum"}, "unknown ops: mhc_post_with", id="replaces-nothing"),
+        pytest.param({"DEEPINFER_DISABLE": "maybe"}, "neither on", id="neither-on-nor-off"),
+        pytest.param({"DEEPINFER_FORCE_ARCH": "sm90"}, "is unknown; known are sm80", id="architecture"),
+    ],
+)  # fmt: skip
+def test_switches_that_vllm_would_stop_at_are_usage_errors(tmp_path, monkeypatch, variables, word):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(command.verify, "verify", lambda request, on_event: pytest.fail("something ran"))
+    with pytest.raises(UsageError, match=word) as caught:
+        _run(tmp_path, monkeypatch, payload.bundled().root)
+    assert caught.value.code == "switch-invalid" and "vLLM" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"DEEPINFER_DISABLE_OPS": " gather, combine,"},
+        {"DEEPINFER_DISABLE": "1", "DEEPINFER_DISABLE_OPS": "decod", "DEEPINFER_FORCE_ARCH": "sm90"},
+    ],
+    ids=["known-ops", "not-read"],
+)
+def test_switches_that_mean_something_do_not_stop_verify(tmp_path, monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    passed = CaseResult("gather[a]", "gather", Level.STATIC, Status.PASSED)
+    report = VerifyReport((passed,), (), {"root": "", "digest": ""})
+    monkeypatch.setattr(command.verify, "verify", lambda request, on_event: report)
+    assert _run(tmp_path, monkeypatch, payload.bundled().root).exit_code == ExitCode.OK
 
 
 def test_the_rerun_command_keeps_what_mattered():
