@@ -30,37 +30,16 @@ def _ragged_kernel(
     WHOLE: tl.constexpr,
 ):
     block = tl.program_id(0)
+    table = (indices_ptr, lengths_ptr, stride, width, num_tokens, num_rows)
     if BEFORE == "none":
-        counts = _counts(
-            indices_ptr, lengths_ptr, block, stride, width, num_tokens, num_rows, COMPACT, ROWS, COLUMNS
-        )
-        tl.store(sums_ptr + block, tl.sum(counts, axis=0))
+        tl.store(sums_ptr + block, tl.sum(_counts(table, block, COMPACT, ROWS, COLUMNS), axis=0))
     else:
         # every load comes before the first reduction: they wait for memory together
-        earlier = _earlier(
-            sums_ptr,
-            indices_ptr,
-            lengths_ptr,
-            block,
-            stride,
-            width,
-            num_tokens,
-            num_rows,
-            BEFORE,
-            ROWS,
-            COLUMNS,
-        )
+        earlier = _earlier(table, sums_ptr, block, BEFORE, ROWS, COLUMNS)
         row = block * ROWS + tl.arange(0, ROWS)
         column = tl.arange(0, COLUMNS)
-        value, kept = _entries(
-            indices_ptr, lengths_ptr, row, column, stride, width, num_tokens, num_rows, COMPACT
-        )
-        if WHOLE:
-            counts = tl.sum(kept.to(tl.int32), axis=1)
-        else:
-            counts = _counts(
-                indices_ptr, lengths_ptr, block, stride, width, num_tokens, num_rows, COMPACT, ROWS, COLUMNS
-            )
+        value, kept = _entries(table, row, column, COMPACT)
+        counts = tl.sum(kept.to(tl.int32), axis=1) if WHOLE else _counts(table, block, COMPACT, ROWS, COLUMNS)
         ends = tl.sum(earlier) + tl.cumsum(counts, axis=0)
         tl.store(indptr_ptr + 1 + row, ends, mask=row < num_tokens)
         tl.store(indptr_ptr + row, ends - counts, mask=row == 0)
@@ -73,17 +52,7 @@ def _ragged_kernel(
             for first in range(COLUMNS, width, COLUMNS):
                 front += found
                 free += found
-                value, kept = _entries(
-                    indices_ptr,
-                    lengths_ptr,
-                    row,
-                    first + column,
-                    stride,
-                    width,
-                    num_tokens,
-                    num_rows,
-                    COMPACT,
-                )
+                value, kept = _entries(table, row, first + column, COMPACT)
                 found = _place(flat_ptr, row, column, value, kept, front, free, first, width, num_tokens)
 
 
@@ -100,29 +69,15 @@ def _place(flat_ptr, row, column, value, kept, front, free, first, width, num_to
 
 
 @triton.jit
-def _earlier(
-    sums_ptr,
-    indices_ptr,
-    lengths_ptr,
-    block,
-    stride,
-    width,
-    num_tokens,
-    num_rows,
-    BEFORE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+def _earlier(table, sums_ptr, block, BEFORE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Parts of the number of entries of all rows before this block's: from the first launch's sums, or counted here."""
+    lengths_ptr, width = table[1], table[3]
     if BEFORE == "rows":
         parts = tl.zeros((ROWS, COLUMNS), tl.int32)
         for other in range(0, block):
             row = other * ROWS + tl.arange(0, ROWS)
             for first in range(0, width, COLUMNS):
-                column = first + tl.arange(0, COLUMNS)
-                _, kept = _entries(
-                    indices_ptr, lengths_ptr, row, column, stride, width, num_tokens, num_rows, True
-                )
+                _, kept = _entries(table, row, first + tl.arange(0, COLUMNS), True)
                 parts += kept.to(tl.int32)
     else:
         parts = _parts(sums_ptr, lengths_ptr, 0, block, width, BEFORE, ROWS)
@@ -144,27 +99,14 @@ def _parts(sums_ptr, lengths_ptr, first, block, width, BEFORE: tl.constexpr, ROW
 
 
 @triton.jit
-def _counts(
-    indices_ptr,
-    lengths_ptr,
-    block,
-    stride,
-    width,
-    num_tokens,
-    num_rows,
-    COMPACT: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+def _counts(table, block, COMPACT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Entries that each row of a block keeps."""
+    lengths_ptr, width, num_tokens = table[1], table[3], table[4]
     row = block * ROWS + tl.arange(0, ROWS)
     if COMPACT:
         counts = tl.zeros((ROWS,), tl.int32)
         for first in range(0, width, COLUMNS):
-            column = first + tl.arange(0, COLUMNS)
-            _, kept = _entries(
-                indices_ptr, lengths_ptr, row, column, stride, width, num_tokens, num_rows, COMPACT
-            )
+            _, kept = _entries(table, row, first + tl.arange(0, COLUMNS), COMPACT)
             counts += tl.sum(kept.to(tl.int32), axis=1)
     else:
         length = tl.load(lengths_ptr + row, mask=row < num_tokens, other=0)
@@ -173,10 +115,9 @@ def _counts(
 
 
 @triton.jit
-def _entries(
-    indices_ptr, lengths_ptr, row, column, stride, width, num_tokens, num_rows, COMPACT: tl.constexpr
-):
+def _entries(table, row, column, COMPACT: tl.constexpr):
     """The entries of some rows and columns, and which of them take a place."""
+    indices_ptr, lengths_ptr, stride, width, num_tokens, num_rows = table
     length = tl.load(lengths_ptr + row, mask=row < num_tokens, other=0)
     inside = (column[None, :] < tl.minimum(length, width)[:, None]) & (row < num_tokens)[:, None]
     # a row is a whole number of entries away, columns are next to each other
