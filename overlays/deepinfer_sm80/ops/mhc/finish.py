@@ -9,9 +9,9 @@ the memory traffic of the other.
 
 from typing import Any
 
-from .project import COLLAPSED, MIXES, PARTS, SQRSUM, STREAMS
+from .coefficients import COMB, MIXES, STREAMS
+from .steps import COLLAPSED, PARTS, SQRSUM
 
-COMB = STREAMS * STREAMS
 WARP = 32
 
 
@@ -44,22 +44,12 @@ def build(hidden: int, slices: int, tokens: int, threads: int) -> Any:
     def fast_exp(value: Any) -> Any:
         return T.call_extern("float32", "__expf", value)
 
+    # fmt: off
     @T.macro
     def coefficients(
-        block,
-        partial,
-        hc_scale,
-        hc_base,
-        post,
-        comb,
-        next_pre,
-        rms_eps,
-        pre_eps,
-        eps,
-        factor,
-        repeat,
-        per_element,
+        block, partial, hc_scale, hc_base, post, comb, next_pre, rms_eps, pre_eps, eps, factor, repeat, per_element,
     ):
+        # fmt: on
         tid = T.get_thread_binding()
         warp, lane = tid // WARP, tid % WARP
         shared = T.alloc_shared((tokens, shares, WARP), f32)
@@ -201,20 +191,9 @@ def build(hidden: int, slices: int, tokens: int, threads: int) -> Any:
         with T.Kernel(T.ceildiv(num_tokens, tokens) + rows_to_normalise, threads=threads) as block:
             if block < T.ceildiv(num_tokens, tokens):
                 coefficients(
-                    block,
-                    partial,
-                    hc_scale,
-                    hc_base,
-                    post,
-                    comb,
-                    next_pre,
-                    rms_eps,
-                    pre_eps,
-                    sinkhorn_eps,
-                    post_mult,
-                    sinkhorn_repeat,
-                    per_element,
-                )
+                    block, partial, hc_scale, hc_base, post, comb, next_pre,
+                    rms_eps, pre_eps, sinkhorn_eps, post_mult, sinkhorn_repeat, per_element,
+                )  # fmt: skip
             else:
                 normalise(block - T.ceildiv(num_tokens, tokens), partial, layer_input, norm_weight, norm_eps)
 

@@ -5,9 +5,8 @@
 
 from typing import Any
 
-from .project import STREAMS
+from .coefficients import COMB, STREAMS
 
-COMB = STREAMS * STREAMS
 WARP = 32
 
 

@@ -11,6 +11,7 @@ from ... import tile
 from ..spec import TileVariant
 from . import finish, post, project
 from .coefficients import MIXES, Mixing
+from .steps import PARTS, Source
 
 if TYPE_CHECKING:
     import torch
@@ -133,7 +134,7 @@ def post_row_for(tokens: int, hidden: int, sqrsum: bool) -> PostRow:
 
 @lru_cache
 def projection_variant(
-    geometry: Projection, source: project.Source, hidden: int = HIDDEN, measured: str = ""
+    geometry: Projection, source: Source, hidden: int = HIDDEN, measured: str = ""
 ) -> TileVariant:
     g = geometry
     return TileVariant(
@@ -167,7 +168,7 @@ def post_variant(geometry: Post, sqrsum: bool, hidden: int = HIDDEN, measured: s
 
 
 def pre_variants(
-    table: tuple[Row, ...], sources: tuple[project.Source, ...], hidden: int = HIDDEN
+    table: tuple[Row, ...], sources: tuple[Source, ...], hidden: int = HIDDEN
 ) -> Iterator[TileVariant]:
     """Every variant that `table` can launch."""
     for row in table:
@@ -268,7 +269,7 @@ def launch_projection(
     """
     tokens, _, hidden = residual.shape
     row = row_for(PRE_TABLE, tokens, hidden)
-    source: project.Source = "residual" if x is None else "x"
+    source: Source = "residual" if x is None else "x"
     parts = scratch(row, residual)
     tile.kernel(projection_variant(row.projection, source, hidden, row.measured))(
         *((residual,) if x is None else (residual, x)),
@@ -321,7 +322,7 @@ def scratch(row: Row, residual: torch.Tensor) -> torch.Tensor:
     """Parts of the slices, `[S, T, 26]` f32: 104 bytes a token and slice, taken from torch's allocator at each call."""
     tokens, _, hidden = residual.shape
     slices = hidden // row.projection.slice_columns
-    return residual.new_empty((slices, tokens, project.PARTS), dtype=_float32())
+    return residual.new_empty((slices, tokens, PARTS), dtype=_float32())
 
 
 def launch_finish(
