@@ -11,8 +11,8 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.kernels
 
 from deepinfer_sm80 import gate  # noqa: E402
+from deepinfer_sm80.ops.sparse_decode import choice, workloads  # noqa: E402
 from deepinfer_sm80.ops.sparse_decode import triton as kernel  # noqa: E402
-from deepinfer_sm80.ops.sparse_decode import workloads  # noqa: E402
 
 CASES = {case.name: case for case in workloads.cases("full")}
 WIDTHS = (128, 512)
@@ -34,7 +34,7 @@ class Recorder:
 @pytest.fixture
 def recorders(monkeypatch: pytest.MonkeyPatch) -> dict[str, Recorder]:
     monkeypatch.setenv("DEEPINFER_FORCE_ARCH", "sm80")
-    found = {"_attend_kernel": Recorder(), "_merge_kernel": Recorder()}
+    found = {"attend_kernel": Recorder(), "merge_kernel": Recorder()}
     for name, recorder in found.items():
         monkeypatch.setattr(kernel, name, recorder)
     return found
@@ -44,7 +44,7 @@ def picked(tokens: int, heads: int, *, sm_count: int = 108, smem_limit: int = 16
     arguments = {"widths": WIDTHS, "aligned": True, **changes}
     with pytest.MonkeyPatch.context() as patch, gate.assume(sm_count=sm_count, smem_limit=smem_limit):
         patch.setenv("DEEPINFER_FORCE_ARCH", "sm80")
-        return kernel.pick(tokens, heads, **arguments)
+        return choice.pick(tokens, heads, **arguments)
 
 
 def test_triton_specialises_nothing_that_the_gate_does_not_say() -> None:
@@ -79,7 +79,7 @@ def test_every_launch_is_a_variant_of_the_table(recorders: dict[str, Recorder], 
                     assert kind == TYPES[value.dtype] or stand_in, argument
                 else:
                     assert kind in NUMBERS[type(value)], argument
-    used = {args["BLOCK_K"] for _grid, _args, args in recorders["_attend_kernel"].launches}
+    used = {args["BLOCK_K"] for _grid, _args, args in recorders["attend_kernel"].launches}
     assert used == {16, 32, 64}
 
 
@@ -93,17 +93,17 @@ def options(variant: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("arch", ["sm80", "sm86", "sm89"])
 def test_every_variant_fits_every_card_and_two_fit_48_kib(arch: str) -> None:
-    sizes = {v.name: kernel.SHARED_BYTES.get(v.name, 0) for v in kernel.variants(arch)}
+    sizes = {v.name: choice.SHARED_BYTES.get(v.name, 0) for v in kernel.variants(arch)}
     assert list(sizes) == ["16x16-any", "16x32", "32x64", "merge"]
     assert max(sizes.values()) <= gate.SMEM_LIMITS[arch]
     assert sizes["16x16-any"] <= 49_152 and sizes["16x32"] <= 49_152
 
 
-@pytest.mark.parametrize("variant", [kernel.ANY, kernel.SMALL, kernel.LARGE], ids=lambda one: one.name)
+@pytest.mark.parametrize("variant", [choice.ANY, choice.SMALL, choice.LARGE], ids=lambda one: one.name)
 def test_shared_memory_is_what_the_table_says(variant: Any) -> None:
     from deepinfer_cli.validate import artifact
 
-    assert artifact.make(variant, "sm80").shared_bytes <= kernel.SHARED_BYTES[variant.name]
+    assert artifact.make(variant, "sm80").shared_bytes <= choice.SHARED_BYTES[variant.name]
 
 
 def test_the_large_variant_takes_over_where_it_was_faster() -> None:
@@ -114,9 +114,9 @@ def test_the_large_variant_takes_over_where_it_was_faster() -> None:
 
 
 def test_48_kib_and_odd_addresses_have_their_own() -> None:
-    assert picked(96, 64, smem_limit=49_152)[0] is kernel.SMALL
-    assert picked(96, 64, smem_limit=101_376)[0] is kernel.LARGE
-    assert picked(96, 64, aligned=False)[0] is kernel.ANY
+    assert picked(96, 64, smem_limit=49_152)[0] is choice.SMALL
+    assert picked(96, 64, smem_limit=101_376)[0] is choice.LARGE
+    assert picked(96, 64, aligned=False)[0] is choice.ANY
 
 
 @pytest.mark.parametrize(
@@ -127,29 +127,29 @@ def test_splits_are_those_that_were_fastest(tokens: int, heads: int, splits: int
 
 
 def test_splits_stay_within_the_tiles_and_the_scratch() -> None:
-    for variant in (kernel.ANY, kernel.SMALL, kernel.LARGE):
+    for variant in (choice.ANY, choice.SMALL, choice.LARGE):
         for tokens in (1, 2, 3, 7, 50, 200):
             for widths in ((0,), (1,), (128,), (128, 512), (5, 100_000)):
                 for sm_count in (1, 72, 84, 108, 128, 132):
-                    splits = kernel.choose_splits(variant, tokens, 64, widths, sm_count)
+                    splits = choice.choose_splits(variant, tokens, 64, widths, sm_count)
                     tiles = sum(-(-width // variant.constexprs["BLOCK_K"]) for width in widths)
-                    assert 1 <= splits <= max(1, min(tiles, kernel.MAX_SPLITS))
+                    assert 1 <= splits <= max(1, min(tiles, choice.MAX_SPLITS))
 
 
 def test_one_split_needs_neither_merge_nor_scratch(recorders: dict[str, Recorder]) -> None:
     inputs = workloads.make_inputs(CASES["usual"], "cpu")
     with gate.assume(sm_count=1):
         workloads.run(inputs)
-    ((grid, args, _options),) = recorders["_attend_kernel"].launches
+    ((grid, args, _options),) = recorders["attend_kernel"].launches
     assert grid[1] == 1 and args[2].numel() == 0
-    assert not recorders["_merge_kernel"].launches
+    assert not recorders["merge_kernel"].launches
 
 
 def test_splits_share_one_allocation(recorders: dict[str, Recorder]) -> None:
     inputs = workloads.make_inputs(CASES["usual"], "cpu")
     workloads.run(inputs)
-    ((grid, args, _options),) = recorders["_attend_kernel"].launches
-    ((_grid, merge_args, _options),) = recorders["_merge_kernel"].launches
+    ((grid, args, _options),) = recorders["attend_kernel"].launches
+    ((_grid, merge_args, _options),) = recorders["merge_kernel"].launches
     splits, (tokens, heads) = grid[1], inputs["q"].shape[:2]
     part, stats = args[2:4]
     assert splits > 1 and part.numel() == splits * tokens * heads * 514
@@ -164,7 +164,7 @@ def test_alignment_is_looked_at_in_every_address_and_stride(
     recorders: dict[str, Recorder], name: str
 ) -> None:
     workloads.run(workloads.make_inputs(CASES[name], "cpu"))
-    ((_grid, _args, given),) = recorders["_attend_kernel"].launches
+    ((_grid, _args, given),) = recorders["attend_kernel"].launches
     assert given["ALIGN"] == (1 if name.startswith("odd") else 16)
 
 
