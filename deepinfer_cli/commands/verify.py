@@ -278,4 +278,8 @@ def _data(request: verify.Request, report: VerifyReport) -> dict[str, Any]:
         },
         "notes": list(report.notes),
         "duration_s": round(report.duration_s, 3),
+        "seconds": [
+            {"level": level, "op": op or None, "seconds": round(seconds, 3)}
+            for level, op, seconds in report.seconds
+        ],
     }

@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import inspect
 import os
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from deepinfer_cli.validate.codegen import OVERLAY, Codegen
 from deepinfer_cli.validate.compare import compare_outputs, tolerances_of
 from deepinfer_cli.validate.compile_gate import variants_of
 from deepinfer_cli.validate.model import Status
-from deepinfer_cli.validate.numerics import is_compile_error, workloads_of
+from deepinfer_cli.validate.numerics import compile_tiles, is_compile_error, workloads_of
 from deepinfer_cli.validate.stock import MHC
 from deepinfer_cli.validate.tensors import clone_inputs
 from deepinfer_cli.validate.turns import Turns
@@ -76,7 +75,8 @@ def run(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None
     limit = request["max_smem"]
     with gate.assume(smem_limit=limit) if limit is not None else nullcontext():
         if tiled:
-            compile_tiles(op, request["arch"], codegen, request["threads"])
+            with codegen.of(OVERLAY):
+                compile_tiles(op, request["arch"], request["threads"])
         with turns.mine():
             roofs = measure_roofs(codegen, request["arch"], any(variant.expects_mma for variant in variants))
         found: dict[str, Any] = {"copy_gb_per_s": round(roofs.copy / 1e9, 1)}
@@ -100,16 +100,6 @@ def run(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None
 def measure_roofs(codegen: Codegen, arch: str, with_mma: bool) -> Roofs:
     """The ceilings of this card, that of `mma.sync` only where an op uses it."""
     return Roofs(timing.copy_bandwidth(), mma_rate(arch, codegen.forced) if with_mma else None)
-
-
-def compile_tiles(op: str, arch: str, codegen: Codegen, threads: int) -> None:
-    """Compiles the op's TileLang variants side by side: the first launches would do it one after the other."""
-    variants = importlib.import_module(f"deepinfer_sm80.ops.{op}.tilelang").variants(arch)
-    with codegen.of(OVERLAY):
-        try:
-            importlib.import_module("deepinfer_sm80.tile").warm_up(variants, workers=threads)
-        except Exception as error:  # the launch that needs it says so again, in its row
-            sys.stderr.write(f"{op}: a TileLang variant does not compile: {error}\n")
 
 
 def compile_stock(session: Session, cases: list[Any], providers: list[Provider], turns: Turns) -> None:

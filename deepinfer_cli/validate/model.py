@@ -119,6 +119,8 @@ class VerifyReport:
         not_run: the levels that could not run.
         payload: root and digest of the overlay that was tested.
         notes: facts to show, such as which interpreter ran and on which GPU.
+        duration_s: of the whole run.
+        seconds: level, op and how long that took; the op is empty for a level's own time. Workers run side by side.
     """
 
     results: tuple[CaseResult, ...]
@@ -126,6 +128,7 @@ class VerifyReport:
     payload: dict[str, str]
     notes: tuple[str, ...] = ()
     duration_s: float = 0.0
+    seconds: tuple[tuple[Level, str, float], ...] = ()
 
     @property
     def failed(self) -> tuple[CaseResult, ...]:

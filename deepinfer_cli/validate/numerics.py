@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -37,12 +38,18 @@ def run(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None
     if interpreted:
         cases = {name: case for name, case in cases.items() if not case.gpu_only}
     wanted = [name for name in cases if request["cases"] is None or name in request["cases"]]
-    emit({"event": "plan", "cases": wanted})
+    if request["cases"] is None:
+        # a worker that takes over from one that died is told which cases are left
+        part, parts = request.get("part", (0, 1))
+        wanted = wanted[part::parts]
     limit = request.get("max_smem")
     gate = importlib.import_module("deepinfer_sm80.gate")
     languages = request.get("languages", ())
-    tiles = watch_tiles() if {"triton", "tilelang"} <= set(languages) and not interpreted else None
     with gate.assume(smem_limit=limit) if limit is not None else nullcontext():
+        if "tilelang" in languages and not interpreted and request.get("threads"):
+            compile_tiles(request["op"], gate.device().arch, request["threads"])
+        tiles = watch_tiles() if {"triton", "tilelang"} <= set(languages) and not interpreted else None
+        emit({"event": "plan", "cases": wanted})
         for name in wanted:
             emit({"event": "start", "case": name})
             result = run_case(workloads, cases[name], level)
@@ -54,6 +61,15 @@ def run(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None
             if result.status is Status.RUNTIME_ERROR and not interpreted and not _context_works():
                 emit({"event": "restart"})
                 return
+
+
+def compile_tiles(op: str, arch: str, threads: int) -> None:
+    """Compiles the op's TileLang variants side by side: the first launches would do it one after the other."""
+    variants = importlib.import_module(f"deepinfer_sm80.ops.{op}.tilelang").variants(arch)
+    try:
+        importlib.import_module("deepinfer_sm80.tile").warm_up(variants, workers=threads)
+    except Exception as error:  # the launch that needs it says so again
+        sys.stderr.write(f"{op}: a TileLang variant does not compile: {error}\n")
 
 
 def watch_tiles() -> list[str]:

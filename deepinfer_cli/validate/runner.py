@@ -10,6 +10,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from deepinfer_cli.errors import FailedError
 from deepinfer_cli.validate.model import CaseResult, Level, Status
 
 Result = TypeVar("Result")
+Work = TypeVar("Work")
 
 WORKER = Path(__file__).with_name("worker.py")
 DEFAULT_TIMEOUT_S = 300.0
@@ -85,7 +87,16 @@ class Crew:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._processes: set[subprocess.Popen[bytes]] = set()
+        self._parts: list[Crew] = []
         self.stopped = False
+
+    def part(self) -> Crew:
+        """A crew that can be ended alone, and ends with this one."""
+        crew = Crew()
+        with self._lock:
+            crew.stopped = self.stopped
+            self._parts.append(crew)
+        return crew
 
     def start(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         """Starts a worker.
@@ -113,6 +124,9 @@ class Crew:
             for process in self._processes:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
+            parts = tuple(self._parts)
+        for part in parts:
+            part.stop()
 
 
 def events(
@@ -205,27 +219,48 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
                 stream.close()
 
 
-def run_many(jobs: Sequence[Job], cases: list[str] | None, at_once: int) -> Iterator[CaseResult]:
+def run_many(
+    jobs: Sequence[Job],
+    cases: list[str] | None,
+    at_once: int,
+    within: Crew | None = None,
+    on_end: Callable[[Job, float], None] | None = None,
+) -> Iterator[CaseResult]:
     """`run_cases` of every job, up to `at_once` side by side; results come in the order of the jobs.
+
+    Args:
+        within: the crew whose end ends these workers too.
+        on_end: called, in any thread, with each job and the seconds it took, start-up included.
 
     Raises:
         FailedError: a worker tested other bytes than it was asked to.
     """
-    return side_by_side(jobs, lambda job, crew: run_cases(job, cases, crew), at_once)
+
+    def results(job: Job, crew: Crew) -> Iterator[CaseResult]:
+        began = time.perf_counter()
+        yield from run_cases(job, cases, crew)
+        if on_end is not None:
+            on_end(job, time.perf_counter() - began)
+
+    return side_by_side(jobs, results, at_once, within)
 
 
 def side_by_side(
-    jobs: Sequence[Job], results: Callable[[Job, Crew], Iterable[Result]], at_once: int
+    jobs: Sequence[Work],
+    results: Callable[[Work, Crew], Iterable[Result]],
+    at_once: int,
+    within: Crew | None = None,
 ) -> Iterator[Result]:
     """`results` of every job, up to `at_once` side by side, in the order of the jobs; what one raises is raised here."""
-    crew, places = Crew(), threading.BoundedSemaphore(max(1, at_once))
+    crew = Crew() if within is None else within.part()
+    places = threading.BoundedSemaphore(max(1, at_once))
     if min(at_once, len(jobs)) < 2:
         for job in jobs:
             yield from results(job, crew)
         return
     lines: list[queue.Queue[Result | _Raised | None]] = [queue.Queue() for _ in jobs]
 
-    def work(job: Job, line: queue.Queue[Result | _Raised | None]) -> None:
+    def work(job: Work, line: queue.Queue[Result | _Raised | None]) -> None:
         try:
             with places:
                 for result in results(job, crew):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,11 @@ _ELSEWHERE = "run it on the machine that serves vLLM"
 # more workers than this at once would wait for each other
 _MOST_AT_ONCE = 8
 _GPU_AT_ONCE = 4
+# what one worker of the smoke suite may take of a card: its context, and small cases
+_SMOKE_WORKER_BYTES = 3 * 10**9
+_TILE_THREADS = 4
+# an op's cases in the interpreter, where there are cores for several workers
+_PARTS = 3
 # with less memory, cases that run side by side could take it from each other
 _ROOMY_BYTES = 80 * 10**9
 
@@ -70,6 +75,8 @@ class _Run:
     caches: dict[str, str]
     found: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    crew: runner.Crew = field(default_factory=runner.Crew)
+    took: list[tuple[Level, str, float]] = field(default_factory=list)
 
     def job(self, task: str, level: Level, op: str, env: dict[str, str], **more: Any) -> runner.Job:
         body = {
@@ -85,7 +92,11 @@ class _Run:
 
     def run(self, jobs: list[runner.Job], at_once: int) -> Iterator[CaseResult]:
         """Results of the one case asked for, or of all."""
-        yield from runner.run_many(jobs, [self.request.case] if self.request.case else None, at_once)
+        cases = [self.request.case] if self.request.case else None
+        yield from runner.run_many(jobs, cases, at_once, within=self.crew, on_end=self._end)
+
+    def _end(self, job: runner.Job, seconds: float) -> None:
+        self.took.append((job.level, str(job.request["op"]), seconds))
 
 
 # a workload runs on both; every other case belongs to one level
@@ -127,16 +138,15 @@ def _verify(run: _Run, on_event: OnEvent | None) -> VerifyReport:
         run.found = runner.probe(request.python)
     results: list[CaseResult] = []
     not_run: list[NotRun] = []
-    for level in (level for level in Level if level in levels):
-        for outcome in _LEVELS[level](run):
-            if isinstance(outcome, NotRun):
-                not_run.append(outcome)
-            elif request.case in (None, outcome.case) or outcome.case == f"{outcome.op}[start]":
-                results.append(outcome)
-            else:
-                continue
-            if on_event is not None:
-                on_event(outcome)
+    for outcome in _outcomes(run, [level for level in Level if level in levels]):
+        if isinstance(outcome, NotRun):
+            not_run.append(outcome)
+        elif request.case in (None, outcome.case) or outcome.case == f"{outcome.op}[start]":
+            results.append(outcome)
+        else:
+            continue
+        if on_event is not None:
+            on_event(outcome)
     if request.case is not None and not results and not not_run:
         raise UsageError(
             f"there is no case {request.case}",
@@ -150,8 +160,37 @@ def _verify(run: _Run, on_event: OnEvent | None) -> VerifyReport:
         not_run = [item for item in not_run if item.level in levels_of_case]
     return VerifyReport(
         tuple(results), tuple(not_run), {"root": str(request.payload_root), "digest": run.digest},
-        tuple(run.notes), time.perf_counter() - began,
+        tuple(run.notes), time.perf_counter() - began, seconds_of(run.took),
     )  # fmt: skip
+
+
+def _outcomes(run: _Run, levels: list[Level]) -> Iterator[CaseResult | NotRun]:
+    """Those of all levels, in order; what works on the processor and what works on the GPU run side by side."""
+
+    def outcomes(level: Level, crew: runner.Crew) -> Iterator[CaseResult | NotRun]:
+        run.crew = crew  # the same for all that run side by side
+        began = time.perf_counter()
+        yield from _LEVELS[level](run)
+        run.took.append((level, "", time.perf_counter() - began))
+
+    workers = [level for level in levels if level not in (Level.STATIC, Level.LIVE)]
+    roomy = (os.cpu_count() or 1) > _MOST_AT_ONCE
+    for group in ([Level.STATIC], workers, [Level.LIVE]):
+        asked = [level for level in group if level in levels]
+        yield from runner.side_by_side(asked, outcomes, len(asked) if roomy else 1)
+
+
+def seconds_of(took: Iterable[tuple[Level, str, float]]) -> tuple[tuple[Level, str, float], ...]:
+    """Level, op and seconds; of an op with several workers from the start of each to its end, added up.
+
+    The op of a level's own time is empty.
+    """
+    found: dict[tuple[Level, str], float] = {}
+    for level, op, seconds in took:
+        found[level, op] = found.get((level, op), 0.0) + seconds
+    order = list(Level)
+    pairs = sorted(found.items(), key=lambda item: (order.index(item[0][0]), item[0][1]))
+    return tuple((level, op, seconds) for (level, op), seconds in pairs)
 
 
 def _chosen_ops(request: Request) -> tuple[str, ...]:
@@ -237,8 +276,19 @@ def _interpreter(run: _Run) -> Iterator[CaseResult | NotRun]:
     without = [op for op in run.ops if run.languages(op) and "triton" not in run.languages(op)]
     for op in without:
         yield _skipped_op(run, op, Level.INTERPRETER, reason)
-    jobs = [run.job("cases", Level.INTERPRETER, op, env) for op in run.ops if op not in without]
-    yield from run.run(jobs, min(_MOST_AT_ONCE, (os.cpu_count() or 1) - 1))
+    cores = os.cpu_count() or 1
+    at_once = min(_MOST_AT_ONCE, cores - 1)
+    parts = _PARTS if cores > _MOST_AT_ONCE and run.request.case is None else 1
+    # each would take all cores for what torch does between the kernels
+    if "OMP_NUM_THREADS" not in os.environ:
+        env["OMP_NUM_THREADS"] = str(max(1, cores // max(1, at_once)))
+    jobs = [
+        run.job("cases", Level.INTERPRETER, op, env, part=[part, parts])
+        for op in run.ops
+        if op not in without
+        for part in range(parts)
+    ]
+    yield from run.run(jobs, at_once)
 
 
 def _skipped_op(run: _Run, op: str, level: Level, reason: str) -> CaseResult:
@@ -263,14 +313,21 @@ def _numerics(run: _Run) -> Iterator[CaseResult | NotRun]:
     if without is not None and tiled:
         # an op that also has Triton kernels takes those then: they are checked, and what is not is said
         yield NotRun(Level.NUMERICS, f"TileLang kernels of {', '.join(tiled)}: {without[0]}", without[1])
+    threads = 0 if run.request.case else max(1, min(_TILE_THREADS, (os.cpu_count() or 1) // 2))
     jobs = [
-        run.job("cases", Level.NUMERICS, op, env, languages=list(run.languages(op)))
+        run.job(
+            "cases",
+            Level.NUMERICS,
+            op,
+            env,
+            languages=list(run.languages(op)),
+            threads=0 if op in tiled else threads,
+        )
         for op in run.ops
         if op not in tiled or "triton" in run.languages(op)
     ]
-    roomy = run.request.suite == "smoke" or run.found["gpu"].get("memory_bytes", 0) >= _ROOMY_BYTES
     ran: dict[str, set[str]] = {}
-    for result in run.run(jobs, min(_GPU_AT_ONCE, os.cpu_count() or 1) if roomy else 1):
+    for result in run.run(jobs, _gpu_at_once(run)):
         if "language" in result.extra:
             ran.setdefault(result.op, set()).add(result.extra["language"])
         yield result
@@ -279,6 +336,14 @@ def _numerics(run: _Run) -> Iterator[CaseResult | NotRun]:
     if lacking and run.request.case is None:
         reason = f"TileLang kernels of {', '.join(lacking)}: no case launched one"
         yield NotRun(Level.NUMERICS, reason, "see whether tilelang can be imported there")
+
+
+def _gpu_at_once(run: _Run) -> int:
+    """How many workers share the card: starting and compiling takes longer than what they do on it."""
+    cores, memory = os.cpu_count() or 1, int(run.found["gpu"].get("memory_bytes", 0))
+    if run.request.suite == "smoke":
+        return max(1, min(cores, memory // _SMOKE_WORKER_BYTES))
+    return min(_GPU_AT_ONCE, cores) if memory >= _ROOMY_BYTES else 1
 
 
 def _live(run: _Run) -> Iterator[CaseResult | NotRun]:

@@ -97,7 +97,7 @@ def test_a_worker_measures_every_case_and_says_what_it_found(timed, monkeypatch,
         "op_function": lambda op: oracle,
         "bench_inputs": lambda workloads, case: COMBINE.make_inputs(case, "cpu") | {"out": None},
         "measure_roofs": lambda codegen, arch, with_mma: Roofs(4e12, 4e14 if with_mma else None),
-        "compile_tiles": lambda op, arch, codegen, threads: watched.append((op, arch, threads)),
+        "compile_tiles": lambda op, arch, threads: watched.append((op, arch, threads)),
         "variants_of": lambda op, names, arch: [SimpleNamespace(expects_mma="tilelang" in names)],
     }
     for name, fake in fakes.items():

@@ -182,3 +182,34 @@ def test_a_kernel_that_is_wrong_on_another_card_fails(monkeypatch: pytest.Monkey
 
     assert numerics._sweep_sm_counts(_trial(oracle)) == ("", {"sm_counts": [72, 132]})
     assert numerics._sweep_sm_counts(_trial(wrong_on_large_cards))[0].startswith("with 132 SMs: out:")
+
+
+@pytest.mark.parametrize(("threads", "level", "want"), [(4, "numerics", True), (0, "numerics", False), (4, "interpreter", False)])  # fmt: skip
+def test_tilelang_kernels_are_compiled_together_before_the_first_case(monkeypatch, threads, level, want):
+    from deepinfer_sm80 import gate
+
+    from deepinfer_cli.validate import interpreter
+
+    steps = []
+    monkeypatch.setenv("DEEPINFER_FORCE_ARCH", "sm86")
+    monkeypatch.setattr(interpreter, "install", lambda: None)
+    monkeypatch.setattr(numerics, "compile_tiles", lambda op, arch, count: steps.append((op, arch, count, gate.device().smem_limit)))  # fmt: skip
+    monkeypatch.setattr(numerics, "watch_tiles", lambda: steps.append("watched") or [])
+    case = SimpleNamespace(id="both[a]", gpu_only=False)
+    monkeypatch.setattr(numerics, "workloads_of", lambda op: SimpleNamespace(cases=lambda suite: (case,)))
+    passed = numerics.CaseResult("both[a]", "both", numerics.Level(level), numerics.Status.PASSED)
+    monkeypatch.setattr(numerics, "run_case", lambda workloads, case, level: steps.append(case.id) or passed)
+    request = {
+        "op": "both",
+        "level": level,
+        "suite": "smoke",
+        "cases": None,
+        "languages": ["triton", "tilelang"],
+    }
+    events = []
+    numerics.run(request | {"threads": threads, "max_smem": 49152}, events.append)
+    # the limit holds for what is compiled, and what is compiled ahead is not taken for a launch
+    ahead = [("both", "sm86", 4, 49152)] if want else []
+    watched = [] if level == "interpreter" else ["watched"]
+    assert steps == [*ahead, *watched, "both[a]"]
+    assert [event["event"] for event in events] == ["plan", "start", "result"]

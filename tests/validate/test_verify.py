@@ -3,13 +3,15 @@ from __future__ import annotations
 import json
 import stat
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from deepinfer_cli.commands import verify as command
 from deepinfer_cli.commands.options import TargetOptions
-from deepinfer_cli.errors import ExitCode, UsageError
+from deepinfer_cli.errors import ExitCode, FailedError, UsageError
 from deepinfer_cli.output import Output
 from deepinfer_cli.overlay import payload
 from deepinfer_cli.validate import verify
@@ -184,7 +186,9 @@ def _planned(monkeypatch: pytest.MonkeyPatch, found: dict, request: verify.Reque
     """What `verify` says without running anything, and the jobs that it would have run."""
     jobs = []
     monkeypatch.setattr(verify.runner, "probe", lambda python: found)
-    monkeypatch.setattr(verify.runner, "run_many", lambda many, cases, at_once: jobs.extend(many) or [])
+    monkeypatch.setattr(
+        verify.runner, "run_many", lambda many, cases, at_once, **more: jobs.extend(many) or []
+    )
     return verify.verify(request), jobs
 
 
@@ -232,7 +236,7 @@ def test_a_fallback_alone_is_no_check_of_the_tilelang_kernels(
         for name in sorted(ran)
     ]
     monkeypatch.setattr(verify.runner, "probe", lambda python: ALL_FOUND)
-    monkeypatch.setattr(verify.runner, "run_many", lambda jobs, cases, at_once: found)
+    monkeypatch.setattr(verify.runner, "run_many", lambda jobs, cases, at_once, **more: found)
     report = verify.verify(_request(case_payload, Level.NUMERICS, arch="sm80"))
     want = ["TileLang kernels of both: no case launched one"] if said else []
     assert [item.reason for item in report.not_run] == want
@@ -262,6 +266,98 @@ def test_the_interpreter_skips_what_only_tilelang_has(case_payload: Path, monkey
     assert [job.request["op"] for job in jobs] == ["both", "fake"]
     one = _request(case_payload, Level.INTERPRETER, case="tiles[some-case]")
     assert [item.case for item in _planned(monkeypatch, ALL_FOUND, one)[0].results] == ["tiles[some-case]"]
+
+
+@pytest.mark.parametrize(
+    ("suite", "gib", "cores", "want"),
+    [("smoke", 139, 16, 16), ("smoke", 24, 16, 8), ("smoke", 24, 2, 2), ("smoke", 2, 16, 1), ("full", 139, 16, 4), ("full", 24, 16, 1)],
+)  # fmt: skip
+def test_as_many_workers_share_a_card_as_it_has_room_for(case_payload, monkeypatch, suite, gib, cores, want):
+    monkeypatch.setattr(verify.os, "cpu_count", lambda: cores)
+    run = verify._Run(_request(case_payload, suite=suite), "", (), {}, {"gpu": {"memory_bytes": gib * 2**30}})
+    assert verify._gpu_at_once(run) == want
+
+
+def test_levels_run_side_by_side_where_there_are_cores_and_come_in_order(case_payload, monkeypatch):
+    both = threading.Barrier(2, timeout=30)
+
+    def fake(level: Level, *, meet: bool):
+        def outcomes(run):
+            if meet:
+                both.wait()
+            yield CaseResult("fake[a]", "fake", level, Status.PASSED)
+
+        return outcomes
+
+    levels = {level: fake(level, meet=level in (Level.COMPILE, Level.NUMERICS)) for level in Level}
+    monkeypatch.setattr(verify, "_LEVELS", levels)
+    monkeypatch.setattr(verify.runner, "probe", lambda python: ALL_FOUND)
+    monkeypatch.setattr(verify.os, "cpu_count", lambda: 16)
+    report = verify.verify(_request(case_payload))
+    assert [item.level for item in report.results] == list(Level)
+    assert [(level, op) for level, op, _seconds in report.seconds] == [(level, "") for level in Level]
+    # one after the other, the barrier would never open
+    monkeypatch.setattr(verify.os, "cpu_count", lambda: 2)
+    both = threading.Barrier(2, timeout=0.2)
+    with pytest.raises(threading.BrokenBarrierError):
+        verify.verify(_request(case_payload))
+
+
+def test_a_level_that_fails_ends_the_workers_of_the_others(case_payload, monkeypatch):
+    running, ended = threading.Event(), threading.Event()
+
+    def compile_(run):
+        assert running.wait(30)
+        raise FailedError("the overlay changed", code="payload-mismatch")
+        yield
+
+    def numerics(run):
+        crew = run.crew.part()
+        running.set()
+        for _ in range(3000):
+            if crew.stopped:
+                ended.set()
+                return
+            time.sleep(0.01)
+        yield CaseResult("fake[a]", "fake", Level.NUMERICS, Status.PASSED)
+
+    monkeypatch.setattr(verify, "_LEVELS", {Level.COMPILE: compile_, Level.NUMERICS: numerics})
+    monkeypatch.setattr(verify.runner, "probe", lambda python: ALL_FOUND)
+    monkeypatch.setattr(verify.os, "cpu_count", lambda: 16)
+    with pytest.raises(FailedError, match="the overlay changed"):
+        verify.verify(_request(case_payload, Level.COMPILE, Level.NUMERICS))
+    assert ended.is_set()
+
+
+def test_the_interpreters_cases_are_shared_out_where_there_are_cores(case_payload, monkeypatch):
+    for cores, want in ((2, [[0, 1]]), (16, [[0, 3], [1, 3], [2, 3]])):
+        monkeypatch.setattr(verify.os, "cpu_count", lambda cores=cores: cores)
+        _report, jobs = _planned(monkeypatch, ALL_FOUND, _request(case_payload, Level.INTERPRETER))
+        assert [job.request["part"] for job in jobs] == want
+    one = _request(case_payload, Level.INTERPRETER, case="fake[last]")
+    alone = []
+    monkeypatch.setattr(
+        verify.runner, "run_many", lambda many, cases, at_once, **more: alone.extend(many) or []
+    )
+    with pytest.raises(UsageError, match="no case"):
+        verify.verify(one)
+    assert [job.request["part"] for job in alone] == [[0, 1]]
+
+
+@pytest.mark.kernels
+def test_parts_of_an_op_make_a_whole_and_its_seconds_are_added_up(
+    case_payload, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("FAKE_CASES", "a,b,c,d,e")
+    monkeypatch.setattr(verify.os, "cpu_count", lambda: 16)
+    began = time.perf_counter()
+    result = _run(tmp_path, monkeypatch, case_payload, levels=("interpreter",))
+    whole = time.perf_counter() - began
+    assert sorted(item["case"] for item in result.data["results"]) == [f"fake[{name}]" for name in "abcde"]
+    level, op = result.data["seconds"]
+    assert (level["level"], level["op"], op["op"]) == ("interpreter", None, "fake")
+    assert 0 < level["seconds"] <= whole and level["seconds"] <= result.data["duration_s"] + 0.001
+    assert level["seconds"] < op["seconds"] < 3 * level["seconds"]
 
 
 def test_a_forced_card_gets_both_variables_and_an_sm8x_card_neither(
