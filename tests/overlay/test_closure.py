@@ -15,6 +15,7 @@ from deepinfer_cli.overlay import payload as payloads
 from deepinfer_cli.overlay.closure import op_code, op_digest
 from deepinfer_cli.overlay.payload import Payload
 from deepinfer_cli.validate.verify import languages_of, ops_of
+from tests.overlay.test_fingerprint import pythons
 
 FILES = {
     "__init__.py": "from . import bindings\n\ndef bound_ops():\n    return bindings.OPS\n",
@@ -122,6 +123,30 @@ def test_no_import_of_a_real_op_escapes(op: str) -> None:
             "importlib.import_module",
             "import_module",
         }, path
+
+
+def test_every_python_here_computes_the_same_digests() -> None:
+    """A summary is measured under one Python and checked under others."""
+    root = payloads.bundled().root
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from deepinfer_cli.overlay import closure, payload\n"
+        "print(*(closure.op_digest(payload.load(payload.Path(sys.argv[2])), op) for op in sys.argv[3:]))"
+    )
+    digests = set()
+    for python in pythons():
+        command = [
+            python,
+            "-S",
+            "-E",
+            "-c",
+            program,
+            str(Path(payloads.__file__).parents[2]),
+            str(root),
+            *OPS,
+        ]
+        digests.add(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert digests == {" ".join(op_digest(payloads.bundled(), op) for op in OPS) + "\n"}
 
 
 @pytest.mark.kernels
