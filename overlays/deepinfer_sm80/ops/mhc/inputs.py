@@ -1,9 +1,8 @@
-"""Inputs that the workloads of the mHC ops share, and what their cases are made of."""
+"""Inputs that the workloads of the mHC ops share, made from a case's parameters, and their sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -48,11 +47,6 @@ STOCK_NAMES = {
 }
 # the inputs that have a row per token
 PER_TOKEN = ("x", "residual", "post_layer_mix", "comb_res_mix", "pre_mix")
-
-
-def case_maker(op: str) -> Callable[..., Case]:
-    """Makes cases of `op`: name, suite, tokens and what differs from DEFAULTS."""
-    return partial(_case, op)
 
 
 def bench_cases(op: str) -> tuple[Case, ...]:
@@ -144,23 +138,6 @@ def pre_outputs(params: Mapping[str, Any], device: str | torch.device) -> tuple[
     )
 
 
-def coefficients(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Post, residual and pre-mixes of every token, `[T, 24]` f32."""
-    return torch.cat([outputs[name].flatten(1) for name in ("post", "comb", "next_pre_mix")], dim=1)
-
-
-def seam(
-    outputs: Mapping[str, torch.Tensor],
-    inputs: Mapping[str, Any],
-    tokens: int,
-    call: Callable[..., Mapping[str, torch.Tensor]],
-) -> torch.Tensor:
-    """How far the first `tokens` rows' coefficients are off when nothing but these rows is given, `[tokens, 24]`."""
-    rows = {name: inputs[name][:tokens] for name in PER_TOKEN if inputs.get(name) is not None}
-    alone = call(**{**inputs, **rows, "out": None})
-    return coefficients(outputs)[:tokens] - coefficients(alone)
-
-
 def stock_kwargs(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The same call for stock's function, which makes its outputs and takes the numbers of `Mixing` one by one."""
     kwargs = {name: value for name, value in inputs.items() if name not in ("out", "mixing")}
@@ -187,11 +164,6 @@ def mix_bytes(params: Mapping[str, Any]) -> int:
 def projection_flops(params: Mapping[str, Any]) -> int:
     """Multiplications and additions of the projection."""
     return int(2 * params["tokens"] * fn_bytes(params) // 4)
-
-
-def _case(op: str, name: str, suite: str = "smoke", **params: Any) -> Case:
-    # no kernel of these ops runs on a CPU
-    return Case(op, name, suite, params, gpu_only=True)
 
 
 def _rows(

@@ -8,30 +8,29 @@ from typing import Any
 import torch
 
 from ..mhc import inputs as shared
+from ..mhc.suites import POST_FULL, POST_SMOKE, cases_of
 from ..spec import Case, Tolerance
 from . import mhc_post, reference
 
 OP = "mhc_post"
 TOLERANCES = {"residual": Tolerance()}
 
-_case = shared.case_maker(OP)
-_SMOKE = (
-    _case("no-tokens", tokens=0),
-    _case("one-token", tokens=1),
-    _case("seven-tokens", tokens=7),
-    _case("large", tokens=5, magnitude=3e4),
-    _case("small", tokens=5, magnitude=1e-30),
-    _case("nan-row", tokens=5, nan_rows=(2,), zero_rows=(4,)),
-    _case("flat-post-mix", tokens=3, flat=True),
-    _case("own-output", tokens=3, out=False),
+_SMOKE = cases_of(
+    OP,
+    "smoke",
+    POST_SMOKE,
+    ("large", {"tokens": 5, "magnitude": 3e4}),
+    ("small", {"tokens": 5, "magnitude": 1e-30}),
+    ("flat-post-mix", {"tokens": 3, "flat": True}),
 )
-_FULL = (
-    _case("hidden-4096", "full", tokens=9, hidden=4096),
-    _case("hidden-7168", "full", tokens=9, hidden=7168),
-    _case("hidden-8", "full", tokens=9, hidden=8),
-    _case("1025-tokens", "full", tokens=1025),
-    _case("many-rows", "full", tokens=70_001, hidden=64),
-    _case("over-2^31-bytes", "full", tokens=60_000),
+_FULL = cases_of(
+    OP,
+    "full",
+    POST_FULL,
+    ("hidden-7168", {"tokens": 9, "hidden": 7168}),
+    ("hidden-8", {"tokens": 9, "hidden": 8}),
+    ("many-rows", {"tokens": 70_001, "hidden": 64}),
+    ("over-2^31-bytes", {"tokens": 60_000}),
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..mhc import inputs as shared
+from ..mhc.suites import POST_FULL, POST_SMOKE, called, cases_of
 from ..spec import Case, Tolerance
 from . import mhc_post_with_sqrsum, reference
 
@@ -16,20 +17,19 @@ OP = "mhc_post_with_sqrsum"
 # there both must round to the same value.
 TOLERANCES = {"residual": Tolerance(), "sqrsum": Tolerance(max_abs=1.9e-3)}
 
-_case = shared.case_maker(OP)
-_SMOKE = (
-    _case("no-tokens", tokens=0),
-    _case("one-token", tokens=1),
-    _case("seven-tokens", tokens=7),
-    _case("large", tokens=5, magnitude=3e3),
-    _case("small", tokens=5, magnitude=1e-3),
-    _case("nan-row", tokens=5, nan_rows=(2,), zero_rows=(4,)),
-    _case("own-output", tokens=3, out=False),
+OUTPUTS = tuple(TOLERANCES)
+_SMOKE = cases_of(
+    OP,
+    "smoke",
+    POST_SMOKE,
+    ("large", {"tokens": 5, "magnitude": 3e3}),
+    ("small", {"tokens": 5, "magnitude": 1e-3}),
 )
-_FULL = (
-    _case("hidden-4096", "full", tokens=9, hidden=4096),
-    *(_case(f"hidden-{hidden}", "full", tokens=5, hidden=hidden) for hidden in (8, 1000, 6144, 8192)),
-    _case("1025-tokens", "full", tokens=1025),
+_FULL = cases_of(
+    OP,
+    "full",
+    POST_FULL,
+    *((f"hidden-{hidden}", {"tokens": 5, "hidden": hidden}) for hidden in (8, 1000, 6144, 8192)),
 )
 
 
@@ -56,12 +56,12 @@ def make_inputs(case: Case, device: str | torch.device) -> dict[str, Any]:
 
 def expected(case: Case, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The oracle's outputs, for inputs that no one has written to yet."""
-    return _outputs(reference.mhc_post_with_sqrsum(**{**inputs, "out": None}))
+    return called(OUTPUTS, reference.mhc_post_with_sqrsum, {**inputs, "out": None})
 
 
 def run(inputs: Mapping[str, Any], function: Callable[..., Any] | None = None) -> dict[str, torch.Tensor]:
     """Calls the op, or `function` in its place, and returns the whole outputs."""
-    return _outputs((function or mhc_post_with_sqrsum)(**inputs))
+    return called(OUTPUTS, function or mhc_post_with_sqrsum, inputs)
 
 
 def call_kwargs(inputs: Mapping[str, Any], style: str) -> dict[str, Any]:
@@ -79,8 +79,3 @@ def flops(case: Case) -> int:
     """Five products and sums for each element of the new streams, and its square."""
     params = shared.params_of(case)
     return 24 * shared.row_bytes(params)
-
-
-def _outputs(result: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
-    residual, sqrsum = result
-    return {"residual": residual, "sqrsum": sqrsum}
