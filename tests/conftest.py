@@ -30,6 +30,17 @@ from tests.fakes import (
     write,
     write_dist_info,
 )
+from tests.pythons import reason
+
+TESTS = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what runs under every Python."""
+    for item in items:
+        if reason(item.path.relative_to(TESTS).as_posix(), item.name):
+            item.add_marker("pythons")
+
 
 __all__ = ["CACHE_UTILS", "RELEASES", "ROCM", "FakeVllm", "git", "snapshot", "write_dist_info"]
 
