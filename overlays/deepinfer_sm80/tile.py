@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from .gate import DISABLE_OPS
 if TYPE_CHECKING:
     from .ops.spec import TileVariant
 
-_kernels: dict[tuple[str, str], Any] = {}
+# (variant, architecture) → its compiled kernel, and bytes of shared memory
+_kernels: dict[tuple[str, str], tuple[Any, int]] = {}
 # TileLang compiles in several threads at once, but the same variant need not be compiled twice
 _locks: dict[tuple[str, str], threading.Lock] = {}
 _registry = threading.Lock()
@@ -27,6 +29,10 @@ class NoDeviceError(RuntimeError):
 
 class CompileError(RuntimeError):
     """TileLang or the nvcc that it calls could not make a kernel; the message says what to look at."""
+
+
+class SharedMemoryError(ValueError):
+    """A kernel takes more shared memory than a CTA may have on this device."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +76,16 @@ def kernel(variant: TileVariant) -> Any:
 
     Raises:
         NoDeviceError: there is no device to compile for.
-        ValueError: the variant may not be launched on this device.
+        ValueError: the variant may not be launched on this device, or takes more shared memory than a CTA has there.
         CompileError: it does not compile; `__cause__` has the compiler's own words in full.
     """
     device = gate.device()
     # the common case first, without a lock: this runs at every launch
     key = (variant.name, device.arch if device is not None else "")
     found = _kernels.get(key)
-    if found is not None:
-        return found
+    if device is not None and found is not None:
+        _check_fits(variant, found[1], device)
+        return found[0]
     description = target(device)
     assert device is not None
     if device.arch not in variant.archs:
@@ -87,8 +94,8 @@ def kernel(variant: TileVariant) -> Any:
         lock = _locks.setdefault(key, threading.Lock())
     with lock:
         if key not in _kernels:
-            _kernels[key] = _compile(variant, description)
-    return _kernels[key]
+            _kernels[key] = _compile(variant, device, description)
+    return _kernels[key][0]
 
 
 def warm_up(variants: Iterable[TileVariant], workers: int = 4) -> None:
@@ -116,6 +123,22 @@ def find_nvcc() -> tuple[bool, str]:
     return (True, path) if Path(path).is_file() else (False, f"none found at {path}")
 
 
+def shared_bytes(function: Any) -> int:
+    """Bytes of the shared arrays of a TIR function; TileLang lays some over each other, so that its kernel may need less."""
+    from tilelang import tvm
+
+    arrays: list[Any] = []
+    tvm.tirx.stmt_functor.post_order_visit(
+        function.body, lambda node: arrays.extend(getattr(node, "alloc_buffers", ()))
+    )
+    total = 0
+    for array in arrays:
+        if array.scope().startswith("shared"):
+            kind = tvm.DataType(array.dtype)
+            total += math.prod(map(int, array.shape)) * kind.bits * kind.lanes // 8
+    return total
+
+
 def lower(variant: TileVariant, arch: str) -> Lowered:
     """Lowers `variant` for `arch` (such as `sm80`) and compiles it to PTX with nvcc; needs no GPU.
 
@@ -134,14 +157,27 @@ def lower(variant: TileVariant, arch: str) -> Lowered:
     return Lowered(lowered.kernel_source, ptx, threads, shared)
 
 
-def _compile(variant: TileVariant, description: dict[str, Any]) -> Any:
+def _check_fits(variant: TileVariant, needed: int, device: gate.Device) -> None:
+    if needed > device.smem_limit:
+        raise SharedMemoryError(
+            f"variant {variant.name} takes {needed:,} bytes of shared memory, a CTA on {device.arch} may have "
+            f"{device.smem_limit:,}"
+        )
+
+
+def _compile(variant: TileVariant, device: gate.Device, description: dict[str, Any]) -> tuple[Any, int]:
     try:
         import tilelang
 
         # tracing a kernel is not safe in several threads, compiling it is
         with _tracing:
             function = variant.build()
-        return tilelang.compile(function, target=description, pass_configs=dict(variant.pass_configs) or None)
+            needed = shared_bytes(function)
+        _check_fits(variant, needed, device)
+        options = dict(variant.pass_configs) or None
+        return tilelang.compile(function, target=description, pass_configs=options), needed
+    except SharedMemoryError:
+        raise
     except Exception as error:
         raise CompileError(
             f"kernel {variant.name} does not compile for {description['arch']} with TileLang and nvcc "

@@ -198,6 +198,7 @@ def test_a_kernel_that_does_not_compile_says_which_and_by_what(payload, monkeypa
     modules = {"": SimpleNamespace(compile=fails), ".contrib": SimpleNamespace(nvcc=compiler)}
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, f"tilelang{name}", module)
+    monkeypatch.setattr(tile, "shared_bytes", lambda function: 0)
     variant = SimpleNamespace(name="post-1", archs=("sm80",), build=lambda: None, pass_configs={})
     for call in (tile.kernel, lambda one: tile.warm_up([one])):
         with pytest.raises(tile.CompileError) as caught:
@@ -222,6 +223,7 @@ def test_threads_that_warm_up_at_once_compile_each_kernel_once(payload, monkeypa
         return function
 
     monkeypatch.setitem(sys.modules, "tilelang", SimpleNamespace(compile=slow))
+    monkeypatch.setattr(tile, "shared_bytes", lambda function: 0)
     variants = [
         SimpleNamespace(name=f"k{n}", archs=("sm80",), build=lambda n=n: f"k{n}", pass_configs={})
         for n in range(5)
