@@ -47,6 +47,8 @@ def test_variant(op: str, variant: Any, arch: str) -> None:
     assert compile_gate.judge(build, code.ptx, arch, expects_mma=variant.expects_mma) == ()
     assert build.spill_bytes == 0
     assert "e4m3x2" not in code.ptx
+    if op.startswith("mhc_"):
+        assert build.shared_bytes <= compile_gate.SMALL_SHARED_BYTES
     if op in DECODERS:
         assert not re.search(r"mul\.\w*\.?ftz", code.ptx)
 

@@ -12,11 +12,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from . import steps
+from . import tiles as several
 from .coefficients import MIXES, STREAMS
 from .steps import PARTS, Source
 
 
-def build(hidden: int, source: Source, block_m: int, block_h: int, blocks: int, threads: int) -> Any:
+# fmt: off
+def build(
+    hidden: int, source: Source, block_m: int, block_h: int, blocks: int, threads: int, tiles: int = 1,
+) -> Any:
+    # fmt: on
     """The kernel as a TIR function.
 
     fn is split into two bf16 terms, which tensor cores multiply at every number of tokens: at 1, 6 and 12 the best
@@ -25,6 +30,7 @@ def build(hidden: int, source: Source, block_m: int, block_h: int, blocks: int, 
     Args:
         source: what is projected: the residual as it is, another row `x` `[T, hidden]`, or the residual after post.
         block_m, block_h, blocks: tokens, columns at once and column blocks of a CTA.
+        tiles: tiles of `block_m` tokens that a CTA walks over, of one block of columns; more than one is another loop.
     """
     import tilelang.language as T
 
@@ -113,6 +119,10 @@ def build(hidden: int, source: Source, block_m: int, block_h: int, blocks: int, 
                 if (m < block_m) & (n < MIXES) & (first + m < num_tokens):
                     partial[split, first + m, n] = c_shared[m, n] + c_shared[m, n + MIXES]
 
+    if tiles > 1:
+        if blocks != 1:
+            raise ValueError(f"several tiles are of one block of columns, not {blocks}")
+        body = several.make(g, slices, tiles, num_tokens)
     stream_shape, row_shape = (num_tokens, STREAMS, hidden), (num_tokens, hidden)
 
     if source == "post":

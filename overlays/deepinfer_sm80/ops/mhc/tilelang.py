@@ -30,6 +30,7 @@ class Projection:
     block_h: int
     blocks: int
     threads: int
+    tiles: int = 1
 
     @property
     def slice_columns(self) -> int:
@@ -69,7 +70,8 @@ class PostRow(NamedTuple):
 
 
 # Both kernels of a step on an H200, sm80 code, in microseconds; in brackets stock's. The last row of a table: any
-# number of tokens. More slices for few tokens and fewer for many: every slice leaves parts that the finish adds up.
+# number of tokens. More slices for few tokens and fewer for many: every slice leaves parts that the finish adds up. From
+# 257 on it is worth more to split fn once for several tiles of tokens, of one block of columns; all take at most 48 KB.
 PRE_TABLE = (
     Row(
         48,
@@ -79,18 +81,29 @@ PRE_TABLE = (
     ),
     Row(64, Projection(16, 64, 2, 192), Finish(1, 256), "9.3 at 64 tokens (21.0)"),
     Row(128, Projection(16, 64, 4, 192), Finish(1, 256), "13.2 at 128 tokens (28.5)"),
+    Row(256, Projection(16, 64, 8, 192), Finish(8, 256), "20.2 at 256 tokens (46.5)"),
+    Row(
+        512,
+        Projection(32, 64, 1, 128, tiles=4),
+        Finish(1, 256),
+        "not measured; 320 CTAs at 512 tokens, as tiles=8 has at 1,024",
+    ),
     Row(
         None,
-        Projection(16, 64, 8, 192),
-        Finish(8, 256),
-        "20.2 at 256 tokens (46.5), 85.7 at 2,048 (339), 329 at 8,192 (1,294)",
+        Projection(32, 64, 1, 128, tiles=8),
+        Finish(1, 256),
+        "kernels of a draft, added up: 37.7, 65.5, 236 at 1,024, 2,048, 8,192 tokens (16x64x8: 50.9, 85.7, 329)",
     ),
 )
 FUSED_TABLE = (
     PRE_TABLE[0]._replace(measured="7.2 at 1 token (12.1), 8.4 at 16 (13.0), 10.1 at 48 (24.7)"),
     PRE_TABLE[1]._replace(measured="11.7 at 64 tokens (25.9)"),
     PRE_TABLE[2]._replace(measured="16.3 at 128 tokens (33.3)"),
-    PRE_TABLE[3]._replace(measured="25.5 at 256 tokens (51.8), 115.6 at 2,048 (386), 436.7 at 8,192 (1,475)"),
+    PRE_TABLE[3]._replace(measured="25.5 at 256 tokens (51.8)"),
+    PRE_TABLE[4]._replace(measured="not measured; 320 CTAs at 512 tokens, as tiles=8 has at 1,024"),
+    PRE_TABLE[5]._replace(
+        measured="kernels of a draft, added up: 53.6, 100.7, 348 at 1,024, 2,048, 8,192 tokens (16x64x8: 67.2, 115.6, 437)"
+    ),
 )
 POST_TABLE = (
     PostRow(512, Post(128), "5.2, 8.4, 14.6 at 128, 256, 512 tokens; 320 threads: 5.3, 8.4, 14.8"),
@@ -138,8 +151,9 @@ def projection_variant(
 ) -> TileVariant:
     g = geometry
     return TileVariant(
-        f"mhc-project-{source}-{hidden}-{g.block_m}x{g.block_h}x{g.blocks}-{g.threads}",
-        partial(project.build, hidden, source, g.block_m, g.block_h, g.blocks, g.threads),
+        f"mhc-project-{source}-{hidden}-{g.block_m}x{g.block_h}x{g.blocks}-{g.threads}"
+        + (f"-{g.tiles}-tiles" if g.tiles > 1 else ""),
+        partial(project.build, hidden, source, g.block_m, g.block_h, g.blocks, g.threads, g.tiles),
         expects_mma=True,
         pass_configs=PASS_CONFIGS,
         measured=measured,
@@ -170,12 +184,17 @@ def post_variant(geometry: Post, sqrsum: bool, hidden: int = HIDDEN, measured: s
 def pre_variants(
     table: tuple[Row, ...], sources: tuple[Source, ...], hidden: int = HIDDEN
 ) -> Iterator[TileVariant]:
-    """Every variant that `table` can launch."""
+    """Every variant that `table` can launch, once; several rows may share one."""
+    made: dict[str, TileVariant] = {}
     for row in table:
         row = _covering(row, table, hidden)
-        for source in sources:
-            yield projection_variant(row.projection, source, hidden, row.measured)
-        yield finish_variant(row.finish, hidden // row.projection.slice_columns, hidden, row.measured)
+        slices = hidden // row.projection.slice_columns
+        for variant in (
+            *(projection_variant(row.projection, source, hidden, row.measured) for source in sources),
+            finish_variant(row.finish, slices, hidden, row.measured),
+        ):
+            made.setdefault(variant.name, variant)
+    yield from made.values()
 
 
 def post_variants(sqrsum: bool, hidden: int = HIDDEN) -> Iterator[TileVariant]:
