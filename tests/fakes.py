@@ -19,7 +19,7 @@ ROCM = "models/{layout}/amd/rocm.py"
 ATTENTION = "models/{layout}/attention.py"
 
 # the real manifest's ops, and the modules of the real releases that get a hook block
-OPS = (
+ACCELERATE = (
     "gather",
     "combine",
     "ragged",
@@ -30,6 +30,8 @@ OPS = (
     "mhc_pre_delayed",
     "mhc_fused_post_pre_delayed",
 )
+ENABLE: tuple[str, ...] = ()
+OPS = ACCELERATE + ENABLE
 SHARED_HOOKS = (
     "model_executor/kernels/mhc/tilelang.py",
     "model_executor/kernels/mhc/warmup.py",

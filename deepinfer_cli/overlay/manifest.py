@@ -86,6 +86,11 @@ class Manifest:
         return tuple(sorted({symbol for op in self.ops for symbol in op.symbols}))
 
     @property
+    def enable(self) -> frozenset[str]:
+        """The ops without which stock vLLM does not run the model on SM8x."""
+        return frozenset(op.name for op in self.ops if op.group == "enable")
+
+    @property
     def modules(self) -> tuple[str, ...]:
         """Every module that is hooked in some release, sorted."""
         return tuple(sorted({symbol.module for op in self.ops for symbol in op.replaces}))

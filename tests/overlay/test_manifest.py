@@ -9,7 +9,7 @@ from deepinfer_cli.overlay import manifest
 from deepinfer_cli.overlay.manifest import ABSENT, Symbol
 from scripts import add_release
 from tests.conftest import RELEASES
-from tests.fakes import OPS, hooked_paths
+from tests.fakes import ACCELERATE, ENABLE, hooked_paths
 
 LAYOUT = "models/{layout}"
 
@@ -17,7 +17,9 @@ LAYOUT = "models/{layout}"
 def test_the_bundled_manifest_lists_the_four_releases_and_every_op():
     bundled = manifest.load()
     assert tuple(bundled.releases) == RELEASES
-    assert [(op.name, op.group) for op in bundled.ops] == [(name, "accelerate") for name in OPS]
+    groups = dict.fromkeys(ACCELERATE, "accelerate") | dict.fromkeys(ENABLE, "enable")
+    assert {op.name: op.group for op in bundled.ops} == groups
+    assert bundled.enable == set(ENABLE)
     assert all(op.summary for op in bundled.ops)
     # a step between two of our own kernels: vLLM has no such function
     inner = [op for op in bundled.ops if not (op.replaces and op.relies_on)]

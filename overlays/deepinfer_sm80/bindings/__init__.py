@@ -18,7 +18,13 @@ __all__ = ["ALL", "LAYOUTS", "OPS", "BindError", "Binding", "attach", "find", "i
 LAYOUTS = ("deepseek_v41", "deepseek_v4_1")
 _MODULES = (cache_utils, rocm, rocm_aiter_mla_sparse, mhc_tilelang, mhc_warmup)
 ALL: dict[str, tuple[Binding, ...]] = {module.MODULE: module.BINDINGS for module in _MODULES}
-OPS = tuple(sorted({binding.op for bindings in ALL.values() for binding in bindings}))
+# a module's OPS are what its bindings do besides, to be switched off by name
+OPS = tuple(
+    sorted(
+        {binding.op for bindings in ALL.values() for binding in bindings}
+        | {op for module in _MODULES for op in getattr(module, "OPS", ())}
+    )
+)
 
 
 def find(name: str) -> tuple[Binding, ...]:
