@@ -9,14 +9,21 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from . import cache_utils, mhc_tilelang, mhc_warmup, rocm, rocm_aiter_mla_sparse
+from . import cache_utils, engram, mhc_tilelang, mhc_warmup, rocm, rocm_aiter_mla_sparse
 from .spec import BindError, Binding
 
 __all__ = ["ALL", "LAYOUTS", "OPS", "BindError", "Binding", "attach", "find", "is_ours"]
 
 # V4.1's folder in vLLM, and in the forks that came before it
 LAYOUTS = ("deepseek_v41", "deepseek_v4_1")
-_MODULES = (cache_utils, rocm, rocm_aiter_mla_sparse, mhc_tilelang, mhc_warmup)
+_MODULES = (
+    cache_utils,
+    rocm,
+    rocm_aiter_mla_sparse,
+    mhc_tilelang,
+    mhc_warmup,
+    engram,
+)
 ALL: dict[str, tuple[Binding, ...]] = {module.MODULE: module.BINDINGS for module in _MODULES}
 # a module's OPS are what its bindings do besides, to be switched off by name
 OPS = tuple(
