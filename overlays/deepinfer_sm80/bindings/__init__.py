@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from . import cache_utils, engram, mhc_tilelang, mhc_warmup, rocm, rocm_aiter_mla_sparse
+from . import cache_utils, engram, mhc_tilelang, mhc_warmup, nvidia_model, rocm, rocm_aiter_mla_sparse
 from .spec import BindError, Binding
 
 __all__ = ["ALL", "LAYOUTS", "OPS", "BindError", "Binding", "attach", "find", "is_ours"]
@@ -23,6 +23,7 @@ _MODULES = (
     mhc_tilelang,
     mhc_warmup,
     engram,
+    nvidia_model,
 )
 ALL: dict[str, tuple[Binding, ...]] = {module.MODULE: module.BINDINGS for module in _MODULES}
 # a module's OPS are what its bindings do besides, to be switched off by name
@@ -91,10 +92,13 @@ def _replacement(binding: Binding, module: ModuleType) -> tuple[Any, Callable[..
     if last not in vars(owner):
         raise BindError(f"{label} is missing")
     stock = vars(owner)[last]
-    if (inspect.isroutine(stock) or inspect.isclass(stock)) and stock.__module__ != module.__name__:
-        raise BindError(f"{label} is not defined there but comes from {stock.__module__}")
     if is_ours(stock):
         return owner, stock
+    if binding.origin is not None:
+        if stock is not getattr(sys.modules.get(binding.origin), last, None):
+            raise BindError(f"{label} is not what {binding.origin} has by that name")
+    elif (inspect.isroutine(stock) or inspect.isclass(stock)) and stock.__module__ != module.__name__:
+        raise BindError(f"{label} is not defined there but comes from {stock.__module__}")
     try:
         return owner, binding.adapt(stock, module.__name__)
     except BindError as error:
