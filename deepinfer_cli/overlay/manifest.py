@@ -25,7 +25,7 @@ class Symbol:
 
     Attributes:
         module: path below the vLLM package, the layout folder written `{layout}`.
-        name: its name at the module's top level, or `Class.name`.
+        name: its name at the module's top level, `Class.name`, or `from package.module import name` for what it imports.
     """
 
     module: str

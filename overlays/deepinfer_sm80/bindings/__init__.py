@@ -9,7 +9,19 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from . import cache_utils, engram, mhc_tilelang, mhc_warmup, nvidia_model, rocm, rocm_aiter_mla_sparse
+from . import (
+    attention_common,
+    cache_utils,
+    engram,
+    indexer_metadata,
+    mhc_tilelang,
+    mhc_warmup,
+    nvidia_model,
+    rocm,
+    rocm_aiter_mla_sparse,
+    sparse_attn_indexer,
+    sparse_swa,
+)
 from .spec import BindError, Binding
 
 __all__ = ["ALL", "LAYOUTS", "OPS", "BindError", "Binding", "attach", "find", "is_ours"]
@@ -24,6 +36,10 @@ _MODULES = (
     mhc_warmup,
     engram,
     nvidia_model,
+    attention_common,
+    indexer_metadata,
+    sparse_attn_indexer,
+    sparse_swa,
 )
 ALL: dict[str, tuple[Binding, ...]] = {module.MODULE: module.BINDINGS for module in _MODULES}
 # a module's OPS are what its bindings do besides, to be switched off by name
