@@ -6,6 +6,6 @@ and starts nothing: the class is made in the worker, when the first layer is bui
 
 from __future__ import annotations
 
-from .select import select
+from .choice import select
 
 __all__ = ["select"]
