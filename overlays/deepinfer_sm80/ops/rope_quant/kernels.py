@@ -18,7 +18,8 @@ _INVERSE_MAX = tl.constexpr(1.0 / 448.0)
 @triton.jit
 def rotate(even, odd, cos, sin):
     """GPT-J rotation of float32 pairs: `(even, odd)` of the result, each rounded twice."""
-    return tl.fma(even, cos, -(odd * sin)), tl.fma(odd, cos, even * sin)
+    # Triton before 3.8 makes 0 - x of -x, which is no -0 for 0
+    return tl.fma(even, cos, odd * sin * -1.0), tl.fma(odd, cos, even * sin)
 
 
 @triton.jit
