@@ -108,13 +108,13 @@ def _replacement(binding: Binding, module: ModuleType) -> tuple[Any, Callable[..
     if last not in vars(owner):
         raise BindError(f"{label} is missing")
     stock = vars(owner)[last]
-    if is_ours(stock):
-        return owner, stock
     if binding.origin is not None:
-        if stock is not getattr(sys.modules.get(binding.origin), last, None):
+        if not is_ours(stock) and stock is not getattr(sys.modules.get(binding.origin), last, None):
             raise BindError(f"{label} is not what {binding.origin} has by that name")
     elif (inspect.isroutine(stock) or inspect.isclass(stock)) and stock.__module__ != module.__name__:
         raise BindError(f"{label} is not defined there but comes from {stock.__module__}")
+    if is_ours(stock):
+        return owner, stock
     try:
         return owner, binding.adapt(stock, module.__name__)
     except BindError as error:
