@@ -170,8 +170,8 @@ def profiled(layer: Any, context: Any, tokens: int) -> Iterator[None]:
     step = of(context)
     step.reserved = None
     yield
-    if not torch.cuda.is_current_stream_capturing():
-        selected = layer.topk_indices_buffer
+    selected = layer.topk_indices_buffer
+    if not (selected.is_cuda and torch.cuda.is_current_stream_capturing()):
         window = _aligned(layer.window_size) + 1
         width = _aligned(selected.shape[-1] + layer.window_size) + 1 + window
         step.reserved = torch.empty((tokens, width), dtype=torch.int32, device=selected.device)
