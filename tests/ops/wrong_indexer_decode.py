@@ -22,7 +22,7 @@ def _one_key_too_many(**kwargs: Any) -> None:
 
 def _one_length_for_all_tokens(**kwargs: Any) -> None:
     lens, next_n = kwargs["context_lens"], kwargs["q"].shape[1]
-    last = lens.reshape(len(lens), -1)[:, -1:]
+    last = (lens if lens.dim() == 2 else lens[:, None])[:, -1:]
     oracle(**{**kwargs, "context_lens": last.expand(-1, next_n)})
 
 

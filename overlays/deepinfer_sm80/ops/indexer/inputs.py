@@ -17,14 +17,14 @@ TOLERANCE = SparseTolerance(factor=2.0**-16, floor=1e-30, cosine=1e-9, dtype="fl
 
 
 def codes(shape: tuple[int, ...], kind: str, generator: torch.Generator) -> torch.Tensor:
-    """uint8 e4m3 codes: `usual` as a quantised normal, `all` any of the 256, `zero`, or `large` (448 and -448)."""
+    """uint8 e4m3 codes: `usual` (a quantised normal), `all`, `zero`, `subnormal`, or `large` (448 and -448)."""
     if kind == "usual":
         value = torch.randn(shape, generator=generator) * 100
         return value.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
     if kind == "zero":
         return torch.zeros(shape, dtype=torch.uint8)
     found = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
-    return found & 0x80 | 0x7E if kind == "large" else found
+    return {"large": found & 0x80 | 0x7E, "subnormal": found & 0x87}.get(kind, found)
 
 
 def scales(count: int, kind: str, generator: torch.Generator) -> torch.Tensor:

@@ -50,6 +50,7 @@ _SMOKE = (
     _case("all-codes", lens=[130], kind="all"),
     _case("large", lens=[70], kind="large"),
     _case("zero", lens=[70], kind="zero"),
+    _case("subnormal", lens=[70], kind="subnormal"),
     _case("any-scale", lens=[75, 130], scale_kind="any"),
     _case("pages-of-other-layers-between", lens=[75, 130], page_gap=5 * 8448 + 576),
     _case("table-and-rows-apart", lens=[75, 130], table_gap=3, out_stride=301, spare=16, cache_shift=16),

@@ -47,6 +47,7 @@ _SMOKE = (
     _case("all-codes", requests=[(9, 66)], kind="all"),
     _case("large", requests=[(5, 40)], kind="large"),
     _case("zero", requests=[(5, 40)], kind="zero"),
+    _case("subnormal", requests=[(5, 40)], kind="subnormal"),
     _case("any-scale", requests=[(9, 66)], scale_kind="any"),
     _case("rows-apart", requests=[(9, 66)], spare=16, key_stride=144, out_stride=77),
     _case("float8", requests=[(5, 40)], float8=True),
@@ -103,14 +104,13 @@ def make_inputs(case: Case, device: str | torch.device) -> dict[str, Any]:
     q = _strided_to(q, device)
     if params.get("float8"):
         q, k = q.view(torch.float8_e4m3fn), k.view(torch.float8_e4m3fn)
-    ends = torch.tensor(bounds, dtype=torch.int32).reshape(-1, 2).to(device)
     return {
         "q": q,
         "k": k,
         "k_scale": k_scale.to(device),
         "weights": _strided_to(weights, device),
-        "ks": ends[:, 0].contiguous(),
-        "ke": ends[:, 1].contiguous(),
+        "ks": torch.tensor([begin for begin, _end in bounds], dtype=torch.int32, device=device),
+        "ke": torch.tensor([end for _begin, end in bounds], dtype=torch.int32, device=device),
         "out": shared.output(len(bounds), width, params, device),
         "compressed": params.get("compressed", False),
     }
