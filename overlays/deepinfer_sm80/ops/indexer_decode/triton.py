@@ -57,7 +57,7 @@ def _indexer_decode_kernel(
     token = token0 + tl.arange(0, TOKENS)
     length = tl.load(lens_ptr + request * lens_stride_request + token * lens_stride_token)
     # where there is one length for all tokens of a request it is the last one's
-    length = tl.minimum(length - lens_step * (next_n - 1 - token), limit)
+    length = tl.minimum(tl.maximum(length, 0) - lens_step * (next_n - 1 - token), limit)
     longest = tl.max(length)
     tiles_per_page = tl.cdiv(block_size, KEYS)
     tiles = tl.cdiv(tl.maximum(longest, 0), block_size) * tiles_per_page

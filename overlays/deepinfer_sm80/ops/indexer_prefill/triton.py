@@ -46,8 +46,9 @@ def _indexer_prefill_kernel(
     # column 0 is this key
     origin = tl.where(compressed != 0, begin, 0)
     end = tl.minimum(end.to(tl.int64), origin.to(tl.int64) + width).to(tl.int32)
-    first = tl.min(tl.where(end > begin, begin, 0x7FFFFFFF))
     last = tl.max(tl.where(end > begin, end, 0))
+    # at most `last`, so that no row with keys means no keys
+    first = tl.min(tl.where(end > begin, begin, last))
 
     # 16 rows of every token, then the other 16: the rows that one warp's dot holds are one token's heads
     row = tl.arange(0, 32 * TOKENS)

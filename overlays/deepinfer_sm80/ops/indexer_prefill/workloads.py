@@ -51,6 +51,7 @@ _SMOKE = (
     _case("any-scale", requests=[(9, 66)], scale_kind="any"),
     _case("rows-apart", requests=[(9, 66)], spare=16, key_stride=144, out_stride=77),
     _case("float8", requests=[(5, 40)], float8=True),
+    _case("no-keys-several-splits", bounds=[(0, 0), (5, 5), (9, 2)], keys=40, width=2200),
     _case("several-splits", requests=[(3, 2200)], compressed=True),
 )  # fmt: skip
 _FULL = (
