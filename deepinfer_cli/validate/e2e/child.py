@@ -31,7 +31,6 @@ Emit = Callable[[dict[str, Any]], None]
 def main() -> int:
     """Reads the request, does it, and reports."""
     emit = _event_channel()
-    sys.dont_write_bytecode = True
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     try:
         _step(emit, "prepare")
@@ -61,15 +60,14 @@ def main() -> int:
 def prepare(request: dict[str, Any]) -> None:
     """Everything that must be so in each process before vLLM decides anything by it."""
     _borrow_package()
-    if request.get("parent"):
-        sys.path.insert(0, request["parent"])
+    _check_vllm(request.get("parent"))
     if request.get("capability"):
         _pretend(request["capability"])
     from deepinfer_cli.validate.e2e import record
 
     problem = record.start(Path(request["out"]) / "kernels.jsonl")
     if problem:
-        print(f"kernels are not recorded: {problem}", file=sys.stderr)
+        sys.stderr.write(f"kernels are not recorded: {problem}\n")
     _register_loader(request)
     if request.get("plugin"):
         _plugin(request["plugin"]).prepare(request)
@@ -85,6 +83,15 @@ def _borrow_package() -> None:
     sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve() != _HERE]
 
 
+def _check_vllm(parent: str | None) -> None:
+    """Raises ImportError where Python finds another vLLM than the one in `parent`."""
+    import vllm
+
+    found = Path(next(iter(vllm.__path__))).resolve()
+    if parent and found != Path(parent).resolve() / "vllm":
+        raise ImportError(f"Python imports the vLLM in {found}, not the one in {parent}")
+
+
 def _pretend(capability: list[int]) -> None:
     """Makes vLLM see another compute capability; Triton is told through its environment variable."""
     from vllm.platforms import cuda
@@ -97,6 +104,7 @@ def _pretend(capability: list[int]) -> None:
 
 
 def _register_loader(request: dict[str, Any]) -> None:
+    import torch
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
@@ -111,7 +119,7 @@ def _register_loader(request: dict[str, Any]) -> None:
 
             found = weights.fill(model)
             kind = "draft" if "draft" in str(model_config.architectures).lower() else "target"
-            rank = int(os.environ.get("LOCAL_RANK", "0") or 0)
+            rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
             (folder / f"parameters-{kind}-{rank}-{os.getpid()}.json").write_text(json.dumps(found))
 
 
@@ -166,7 +174,8 @@ def _attempt(emit: Emit, name: str, work: Callable[[], dict[str, Any]]) -> dict[
 
 def _step(emit: Emit, name: str) -> None:
     emit({"event": "step", "step": name, "seconds": _seconds()})
-    print(f"[{time.strftime('%H:%M:%S')}] {_seconds():.1f} s: {name}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"[{time.strftime('%H:%M:%S')}] {_seconds():.1f} s: {name}\n")
+    sys.stderr.flush()
 
 
 def _seconds() -> float:

@@ -14,6 +14,7 @@ from typing import Any
 
 MEAN = 8e-3
 P99 = 0.3
+RMS = 0.08
 DECODE = 0.3
 # of this many tokens the mean is that steady; that of a shorter prompt varies as the root of the ratio
 _STEADY = 130
@@ -27,7 +28,7 @@ class Finding:
         kind: `against` another run, `chunks`, `decode` against prefill, `prefix`, `far`, `parameters`, `run`.
         phase: the phase it is about.
         length: tokens of the prompt; 0 where there is no one prompt.
-        mean, p99, largest: differences; None where it is not about numbers.
+        mean: difference of the means. rms, p99, largest: of the tokens' differences. None where there are none.
         ok: within the tolerances.
         reason: what is wrong, in words; empty if all is well.
     """
@@ -36,6 +37,7 @@ class Finding:
     phase: str
     length: int
     mean: float | None
+    rms: float | None
     p99: float | None
     largest: float | None
     ok: bool
@@ -80,6 +82,16 @@ def against(document: dict[str, Any], other: dict[str, Any]) -> list[Finding]:
     return found
 
 
+def same_lengths(
+    kind: str, phase: str, expected: list[dict[str, Any]], rows: list[dict[str, Any]]
+) -> list[Finding]:
+    """Those of the expected prompts that `rows` has too, and decode against prefill."""
+    wanted = {row["length"]: row for row in expected}
+    common = [row for row in rows if row["length"] in wanted]
+    found = list(_rows(kind, phase, [wanted[row["length"]] for row in common], common))
+    return found + [_decode(phase, row) for row in common if "decoded" in row]
+
+
 def parameters(document: dict[str, Any], other: dict[str, Any]) -> Iterator[Finding]:
     """Nothing where both lists (name, shape, dtype) are the same; only then the values are."""
     mine, theirs = document["parameters"], other["parameters"]
@@ -115,13 +127,16 @@ def _numbers(kind: str, phase: str, length: int, want: list[float], got: list[fl
         return _bad(kind, phase, "a value is not finite", length)
     differences = sorted(abs(a - b) for a, b in zip(want, got, strict=True))
     mean = abs(sum(want) - sum(got)) / len(got)
+    rms = math.sqrt(sum(value * value for value in differences) / len(differences))
     p99 = differences[min(len(differences) - 1, int(len(differences) * 0.99))]
     reasons = []
     if mean > mean_tolerance(length):
         reasons.append(f"mean NLL is off by {mean:.2e}, allowed {mean_tolerance(length):.2e}")
+    if rms > RMS and length >= _STEADY:
+        reasons.append(f"the tokens are off by {rms:.3f} (root mean square), allowed {RMS:g}")
     if p99 > P99:
         reasons.append(f"p99 of the tokens is off by {p99:.3f}, allowed {P99:g}")
-    return Finding(kind, phase, length, mean, p99, differences[-1], not reasons, "; ".join(reasons))
+    return Finding(kind, phase, length, mean, rms, p99, differences[-1], not reasons, "; ".join(reasons))
 
 
 def _decode(phase: str, row: dict[str, Any]) -> Finding:
@@ -132,7 +147,7 @@ def _decode(phase: str, row: dict[str, Any]) -> Finding:
         return _bad("decode", phase, "a value is not finite", row["length"])
     largest = max(abs(a - b) for a, b in pairs)
     reason = "" if largest <= DECODE else f"decode is {largest:.3f} from prefill, allowed {DECODE:g}"
-    return Finding("decode", phase, row["length"], None, None, largest, not reason, reason)
+    return Finding("decode", phase, row["length"], None, None, None, largest, not reason, reason)
 
 
 def _same_places(
@@ -149,8 +164,8 @@ def _same_places(
         return _bad(kind, phase, "a value is not finite", length)
     largest = max(abs(got[token] - want[token]) for token in common)
     reason = "" if largest <= DECODE else f"a likely token is off by {largest:.3f}, allowed {DECODE:g}"
-    return Finding(kind, phase, length, None, None, largest, not reason, reason)
+    return Finding(kind, phase, length, None, None, None, largest, not reason, reason)
 
 
 def _bad(kind: str, phase: str, reason: str, length: int = 0) -> Finding:
-    return Finding(kind, phase, length, None, None, None, False, reason)
+    return Finding(kind, phase, length, None, None, None, None, False, reason)

@@ -125,7 +125,7 @@ def _lock(path: str | None) -> Iterator[None]:
     if not path:
         yield
         return
-    with open(path, "a") as stream:
+    with Path(path).open("a") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield
 

@@ -133,6 +133,7 @@ class Run:
         configuration: what it does.
         parent: folder to put first on the child's path; None where its interpreter finds vLLM itself.
         arch: the architecture whose kernels are bound; None binds nothing (stock).
+        off_switch: without `arch`, whether it is `DEEPINFER_DISABLE` that binds nothing; else the card decides.
         generate: Triton generates code for `arch`, and vLLM sees its capability, whatever the card is.
         off: ops left to stock.
         memory_bytes: of the GPU.
@@ -145,6 +146,7 @@ class Run:
     parent: Path | None = None
     arch: str | None = None
     generate: bool = False
+    off_switch: bool = True
     off: tuple[str, ...] = ()
     memory_bytes: int = 24 * 10**9
     kv_bytes: int | None = None
@@ -186,9 +188,12 @@ class Run:
         env = {name: value for name, value in given.items() if not name.startswith(_DECIDING)}
         env.update(_SETTINGS)
         env.update(self.configuration.env)
-        if self.arch is None:
+        if self.parent is not None:
+            # also for the processes that vLLM starts to look at the model
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(self.parent), env.get("PYTHONPATH")]))
+        if self.arch is None and self.off_switch:
             env["DEEPINFER_DISABLE"] = "1"
-        else:
+        if self.arch is not None:
             env["DEEPINFER_FORCE_ARCH"] = self.arch
             if self.generate:
                 env["TRITON_OVERRIDE_ARCH"] = self.arch

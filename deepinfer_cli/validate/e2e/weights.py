@@ -72,7 +72,9 @@ def kind_of(name: str, dtype: Any, dims: int, count: int) -> str:
         return "ones"
     if "bias" in leaf or "base" in leaf:
         return "small"
-    if "embed" in name or "markov_w1" in name or "sink" in leaf or leaf in ("q_weight", "k_weight"):
+    if "sink" in leaf:
+        return "sink"
+    if "embed" in name or "markov_w1" in name or leaf in ("q_weight", "k_weight"):
         return "unit"
     return "matrix"
 
@@ -117,4 +119,7 @@ def _values(kind: str, shape: Any, parameter: Any, generator: Any, device: str) 
         return 1.0 + normal(0.05)
     if kind == "small":
         return normal(0.1)
+    if kind == "sink":
+        # scores have deviation 1: this takes about a tenth of what 640 rows share, so that losing it shows
+        return 5.0 + normal(1.0)
     return normal(1.0 if kind == "unit" else float(parameter.shape[-1]) ** -0.5)
