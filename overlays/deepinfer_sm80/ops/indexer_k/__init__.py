@@ -47,9 +47,10 @@ def indexer_k(
         ValueError: a shape, a stride, an address, the ratio or epsilon does not fit.
 
     Notes:
-        Stock's own sum of squares and reciprocal root are a few float32 steps off, in a direction that depends on how
-        Triton distributes the sum: about one bf16 value in ten thousand rounds the other way, and one code in a
-        hundred thousand. All else is equal, byte for byte, except NaN and infinities, which become 0x7f here.
+        Stock's own sum of squares and reciprocal root may be a few float32 steps off, in a direction that depends on how
+        Triton distributes the sum; now and then a bf16 value rounds the other way, and then perhaps a code. All else is
+        equal, byte for byte, except where squares overflow float32 (keys of 1e18: all zero there) and for NaN and
+        infinities, which become 0x7f here.
     """
     import torch
 

@@ -31,6 +31,7 @@ _SMOKE = (
     _case("one-head", tokens=6, heads=1),
     _case("no-heads", tokens=6, heads=0),
     _case("heads-at-the-edges-of-a-scale", tokens=12, kind="edges"),
+    _case("heads-at-modest-edges", tokens=12, kind="modest"),
     _case("not-finite", tokens=12, kind="nonfinite"),
     _case("another-factor", tokens=5, factor=0.3),
     _case("no-tokens", tokens=0),

@@ -15,13 +15,14 @@ def bf16_rows(shape: tuple[int, ...], kind: str, generator: torch.Generator) -> 
     """bfloat16 of `shape`, whose last dim is a multiple of 64.
 
     `random`: normal, each 64 elements at a power of two of their own. `edges`: each 64 with an amax at, just above or just
-    below 448 times a power of two, or one of the largest, smallest and zero. `nonfinite`: random with NaN and infinities.
+    below 448 times a power of two, or one of the largest, smallest and zero; `modest`: the same without what overflows a
+    float32 when it is squared or rotated. `nonfinite`: random with NaN and infinities.
     """
     groups = torch.randn((*shape[:-1], shape[-1] // 64, 64), generator=generator)
     powers = torch.randint(-24, 12, groups.shape[:-1], generator=generator)
     rows = torch.ldexp(groups, powers[..., None]).bfloat16()
-    if kind == "edges":
-        rows = _with_edges(rows, generator)
+    if kind in ("edges", "modest"):
+        rows = _with_edges(rows, 100 if kind == "edges" else 40, generator)
     if kind == "nonfinite":
         odd = torch.tensor([float("nan"), float("inf"), float("-inf")]).bfloat16()
         where = torch.rand(rows.shape, generator=generator) < 0.01
@@ -31,12 +32,13 @@ def bf16_rows(shape: tuple[int, ...], kind: str, generator: torch.Generator) -> 
     return rows.flatten(-2)
 
 
-def _with_edges(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _with_edges(rows: torch.Tensor, most: int, generator: torch.Generator) -> torch.Tensor:
     """Rows scaled so that nothing is larger than their first element, which is an edge."""
     top = torch.tensor([448.0]).bfloat16().view(torch.int16)
     around = torch.stack([top - 1, top, top + 1]).view(torch.bfloat16).float().flatten()
-    powers = 2.0 ** torch.arange(-40, 100)
-    rare = [0.0, -0.0, 3.3895313892515355e38, 9.2e-41, 1e-4, 1.001e-4, 9.97e-5, 1.18e-38]
+    powers = 2.0 ** torch.arange(-40, most)
+    largest = [3.3895313892515355e38] if most == 100 else []
+    rare = [0.0, -0.0, 9.2e-41, 1e-4, 1.001e-4, 9.97e-5, 1.18e-38, *largest]
     edges = torch.cat([(around[:, None] * powers).flatten(), torch.tensor(rare)])
     edges = edges[torch.randint(len(edges), rows.shape[:-1], generator=generator)]
     shrunk = torch.rand(rows.shape, generator=generator) * 2 - 1
