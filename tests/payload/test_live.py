@@ -218,6 +218,30 @@ def test_a_method_that_was_put_back_is_noticed(tree):
     assert answer["problems"] == [f"{WARMUP} holds another MHCPreNormKernel.compile_many than it must"]
 
 
+def test_a_name_that_a_module_imports_is_replaced_there_alone(tree):
+    """Other modules go on with the function itself, and whoever took it before the hook ran is no fault."""
+    indexer = "v1/attention/backends/mla/indexer.py"
+    took = "from vllm.utils.deep_gemm import has_deep_gemm\n"
+    files = {
+        "utils/__init__.py": "",
+        "utils/deep_gemm.py": "def has_deep_gemm():\n    return True\n",
+        "v1/attention/backends/__init__.py": "",
+        "v1/attention/backends/mla/__init__.py": "",
+        indexer: took + hook.block().decode(),
+        "v1/worker.py": took,
+    }
+    name = "vllm.v1.attention.backends.mla.indexer"
+    request = {"modules": (CACHE_UTILS, name), "expect": ["combine", "gather", "indexer_metadata"]}
+    answer = live(tree(changed=files), **request, also=["vllm.v1.worker"])
+    assert (answer["problems"], answer["error"]) == ([], None)
+    assert held(answer, True) == HOLDERS | {(name, "has_deep_gemm")}
+    put_back = files | {
+        "v1/worker.py": f"import {name} as indexer\n{took}indexer.has_deep_gemm = has_deep_gemm\n"
+    }
+    answer = live(tree(changed=put_back, payload=False), **request, also=["vllm.v1.worker"])
+    assert answer["problems"] == [f"{name} holds another has_deep_gemm than it must"]
+
+
 def test_the_rocm_module_has_its_own(tree):
     answer = live(tree(), modules=(CACHE_UTILS, ROCM))
     assert answer["ok"], answer
