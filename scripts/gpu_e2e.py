@@ -129,6 +129,7 @@ def _jobs(options: argparse.Namespace, groups: dict[str, str]) -> list[Job]:
             generate=arch is not None,
             memory_bytes=memory,
             kv_bytes=plan.SHARED_KV_BYTES,
+            bytecode=True,
             **more,
         )
 

@@ -50,12 +50,10 @@ def run(
     request.write_text(json.dumps(run.request(folder)), encoding="utf-8")
     crew, began = crew or runner.Crew(), time.monotonic()
     events: list[dict[str, Any]] = []
-    # a check leaves no bytecode in the target, and the next child need not compile it again
-    env = run.environment() | {"PYTHONPYCACHEPREFIX": str(folder.parent / "bytecode")}
     with (folder / LOG).open("wb") as log:
         process = crew.start(
             [str(python), str(CHILD), str(request)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=env, cwd=folder,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=run.environment(), cwd=folder,
             start_new_session=True,
         )  # fmt: skip
         ended = "killed"

@@ -139,6 +139,7 @@ class Run:
         memory_bytes: of the GPU.
         kv_bytes: fixed KV cache, for children that share a card; None lets vLLM measure.
         plugin: a script's module that plants faults.
+        bytecode: whether it may leave bytecode beside the sources.
     """
 
     name: str
@@ -151,6 +152,7 @@ class Run:
     memory_bytes: int = 24 * 10**9
     kv_bytes: int | None = None
     plugin: Path | None = None
+    bytecode: bool = False
 
     def request(self, out: Path) -> dict[str, Any]:
         """The child's request; everything it writes goes to the folder `out`."""
@@ -191,6 +193,8 @@ class Run:
         if self.parent is not None:
             # also for the processes that vLLM starts to look at the model
             env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(self.parent), env.get("PYTHONPATH")]))
+        if not self.bytecode:
+            env["PYTHONDONTWRITEBYTECODE"] = "1"
         if self.arch is None and self.off_switch:
             env["DEEPINFER_DISABLE"] = "1"
         if self.arch is not None:

@@ -20,16 +20,18 @@ _SPREAD = 2
 _BYTES_AT_ONCE = 1 << 28
 
 
-def fill(model: Any, device: str = "cuda") -> list[list[Any]]:
+def fill(model: Any, device: str | None = None) -> list[list[Any]]:
     """Fills every parameter of `model`.
 
     Args:
         model: a vLLM module whose weights are not post-processed yet.
-        device: where the values are drawn; one device for all, so that a table in host memory gets the same.
+        device: where the values are drawn, the GPU if left out; one device for all, so that a table in host memory
+            gets the same.
 
     Returns:
         name, shape, dtype and kind of each parameter, in the model's order.
     """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     rank, sharded = _sharded(model)
     found = []
     for name, parameter in model.named_parameters():
