@@ -13,6 +13,10 @@ GROUPS = {
     "sparse-mla": ("Sparse MLA", ("sparse_decode", "sparse_prefill", "gather")),
     "mhc": ("mHC", ("mhc_fused_post_pre_delayed", "mhc_pre_delayed", "mhc_post", "mhc_post_with_sqrsum")),
     "indices": ("Indices", ("combine", "ragged")),
+    "enable": (
+        "What stock lacks on SM8x",
+        ("indexer_prefill", "indexer_decode", "indexer_q", "indexer_k", "kv_insert", "engram"),
+    ),
 }
 # what vLLM 0.30 ran, where it is not what later releases run
 OLD = {"gather": "stock-0.30-grid", "combine": "torch"}

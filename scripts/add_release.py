@@ -65,6 +65,7 @@ def main(argv: list[str] | None = None) -> int:
             and not options.all
             and version not in options.versions
             and set(listed.fingerprints) == keys
+            and set(listed.files) == set(known.hooked(listed))
         ):
             releases[version] = listed
         else:

@@ -19,7 +19,7 @@ ROCM = "models/{layout}/amd/rocm.py"
 ATTENTION = "models/{layout}/attention.py"
 
 # the real manifest's ops, and the modules of the real releases that get a hook block
-OPS = (
+ACCELERATE = (
     "gather",
     "combine",
     "ragged",
@@ -29,10 +29,34 @@ OPS = (
     "mhc_post_with_sqrsum",
     "mhc_pre_delayed",
     "mhc_fused_post_pre_delayed",
+    "yoco",
 )
+ENABLE = (
+    "attention",
+    "kv_insert",
+    "indexer_k",
+    "indexer_q",
+    "indexer_prefill",
+    "indexer_decode",
+    "indexer_metadata",
+    "fp8_pack",
+    "engram",
+    "tile_scheduler",
+    "swa_replay",
+)
+OPS = ACCELERATE + ENABLE
 SHARED_HOOKS = (
     "model_executor/kernels/mhc/tilelang.py",
     "model_executor/kernels/mhc/warmup.py",
+    "model_executor/layers/sparse_attn_indexer.py",
+    "models/deepseek_v4/common/ops/fused_indexer_q.py",
+    "models/{layout}/common/engram.py",
+    "models/{layout}/common/ops/fused_compress_quant_cache.py",
+    "models/{layout}/common/ops/indexer_k_store.py",
+    "models/{layout}/nvidia/model.py",
+    "v1/attention/backends/mla/indexer.py",
+    "v1/attention/backends/mla/sparse_swa.py",
+    "v1/attention/ops/common.py",
     "v1/attention/ops/rocm_aiter_mla_sparse.py",
 )
 

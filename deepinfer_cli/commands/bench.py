@@ -10,7 +10,7 @@ from deepinfer_cli import outfile
 from deepinfer_cli.commands.options import TargetOptions
 from deepinfer_cli.commands.verify import check_choice, find_target, interpreter, payload_root
 from deepinfer_cli.detect.arch import arch_name
-from deepinfer_cli.errors import ExitCode, UsageError
+from deepinfer_cli.errors import ExitCode
 from deepinfer_cli.output import Output
 from deepinfer_cli.render import Justify, Table, plural, table
 from deepinfer_cli.result import ErrorItem, Result
@@ -90,9 +90,7 @@ def _ops(opts: BenchOptions, root: Path) -> tuple[str, ...]:
     known = verify.ops_of(root)
     unknown = sorted(set(opts.ops) - set(known))
     if unknown:
-        raise UsageError(
-            f"there is no op {', '.join(unknown)}", code="op-unknown", hint=f"ops are {', '.join(known)}"
-        )
+        verify.check_known(unknown, root, "there is nothing to measure")
     return tuple(op for op in known if not opts.ops or op in opts.ops)
 
 

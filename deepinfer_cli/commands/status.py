@@ -220,6 +220,11 @@ def _rows(
         yield "for", joined(found.record.arch)
     if found.skip:
         yield "left to stock", joined(found.skip)
+        from deepinfer_cli.overlay import manifest
+
+        lost = tuple(sorted(manifest.load().enable & set(found.skip)))
+        if lost:
+            yield "does not run", f"without {joined(lost)} the model does not run on this GPU family"
     if found.files:
         yield "files", _counts(found)
     yield "journal", "unfinished transaction" if found.journal else "none"

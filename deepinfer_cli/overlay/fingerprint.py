@@ -32,7 +32,8 @@ def fingerprints(source: str, names: Iterable[str]) -> dict[str, str]:
 
     A name is a function, class or assigned name at the module's top level, or `Class.name`; also below `if`, `try`
     and the like. A name that is defined several times has one fingerprint over all its definitions. An import is no
-    definition. Decorators count; comments, blank lines and docstrings do not, nor does the indentation's width; the
+    definition: whether a module holds another module's function is asked as `from package.module import name`, and the
+    fingerprint says no more than that. Decorators count; comments, blank lines and docstrings do not, nor does the indentation's width; the
     two names of the model folder are one.
 
     Raises:
@@ -45,6 +46,9 @@ def fingerprints(source: str, names: Iterable[str]) -> dict[str, str]:
     docstrings = _docstrings(tree, lines)
     result = {}
     for name in names:
+        if name.startswith("from "):
+            result[name] = hashlib.sha256(name.encode()).hexdigest() if _imports(tree, name) else ABSENT
+            continue
         spans = [_span(node) for node in _definitions(tree, name.split("."))]
         digest = hashlib.sha256()
         for first, last in spans:
@@ -52,6 +56,17 @@ def fingerprints(source: str, names: Iterable[str]) -> dict[str, str]:
             digest.update("\0".join(["\0DEFINITION", *_text(part, docstrings)]).encode())
         result[name] = digest.hexdigest() if spans else ABSENT
     return result
+
+
+def _imports(tree: ast.Module, name: str) -> bool:
+    """Whether the module has what `from package.module import name` gives, under that name."""
+    _, module, _, imported = name.split(" ")
+    return any(
+        isinstance(node, ast.ImportFrom)
+        and (node.module, node.level) == (module, 0)
+        and any(alias.name == imported and alias.asname in (None, imported) for alias in node.names)
+        for node in _statements(tree)
+    )
 
 
 def _tokens(source: str, lines: list[str]) -> Iterator[_Token]:

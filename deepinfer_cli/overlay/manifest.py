@@ -25,7 +25,7 @@ class Symbol:
 
     Attributes:
         module: path below the vLLM package, the layout folder written `{layout}`.
-        name: its name at the module's top level, or `Class.name`.
+        name: its name at the module's top level, `Class.name`, or `from package.module import name` for what it imports.
     """
 
     module: str
@@ -84,6 +84,11 @@ class Manifest:
     def symbols(self) -> tuple[Symbol, ...]:
         """Every symbol any op names, once, sorted."""
         return tuple(sorted({symbol for op in self.ops for symbol in op.symbols}))
+
+    @property
+    def enable(self) -> frozenset[str]:
+        """The ops without which stock vLLM does not run the model on SM8x."""
+        return frozenset(op.name for op in self.ops if op.group == "enable")
 
     @property
     def modules(self) -> tuple[str, ...]:

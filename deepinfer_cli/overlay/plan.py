@@ -147,6 +147,9 @@ def decide(
     hint = f"DeepInfer serves vLLM {', '.join(supported)} and what is equal to one of them"
     if usable:
         hint = f"--partial installs the ops that fit: {', '.join(usable)}"
+        lost = [op.name for op in ops if op.group == "enable" and not op.installed]
+        if lost:
+            hint += f"; without {', '.join(lost)} the model does not run on this GPU family"
     described = tuple(_describe(found, key, target.layout) for key in found.differing)
     names = ", ".join(text.partition("::")[2] for text in described[:3]) + (", …" if described[3:] else "")
     raise UnsupportedError(

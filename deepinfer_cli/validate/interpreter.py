@@ -1,6 +1,7 @@
 """Makes Triton's interpreter compute bf16 as a GPU does.
 
-The interpreter keeps bf16 as uint16: `tl.dot` on bf16 multiplies raw codes, and a cast from fp32 truncates.
+The interpreter keeps bf16 as uint16: `tl.dot` on bf16 multiplies raw codes, and a cast from fp32 truncates. Its fused
+multiply-add rounds twice.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Any
 
 
 def install() -> None:
-    """Replaces the interpreter's dot (operands widened to fp32) and its bf16 cast (round to nearest even).
+    """Replaces the interpreter's dot (operands widened to fp32), bf16 cast (round to nearest even) and fma (rounded once).
 
     Also lets loops run to a loaded bound under every numpy. Idempotent. `TRITON_INTERPRET=1` must have been set before any kernel was decorated.
     """
@@ -42,6 +43,11 @@ def install() -> None:
         product = np.matmul(operand(a), operand(b), dtype=kind)
         return handle((product + d.data).astype(d.data.dtype), d.dtype.scalar)
 
+    def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        if z.dtype.scalar != tl.float32:
+            return stock_fma(self, x, y, z)
+        return handle(fused(x.data, y.data, z.data), z.dtype.scalar)
+
     def operand(value: Any) -> Any:
         scalar = value.dtype.scalar
         if scalar == tl.bfloat16:
@@ -54,13 +60,29 @@ def install() -> None:
         stock_patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
 
-    stock_patch = interpreter._patch_lang_tensor
+    stock_patch, stock_fma = interpreter._patch_lang_tensor, builder.create_fma
     # Triton before 3.8 converts one-element arrays, which numpy 2.5 refuses
     interpreter._patch_lang_tensor = patch_lang_tensor
     builder.cast_impl = cast_impl
     builder.create_fp_to_fp = create_fp_to_fp
     builder.create_dot = create_dot
+    builder.create_fma = create_fma
     builder._deepinfer_installed = True
+
+
+def fused(x: Any, y: Any, z: Any) -> Any:
+    """x * y + z of float32 arrays, rounded once."""
+    import numpy as np
+
+    with np.errstate(all="ignore"):
+        product, addend = np.multiply(x, y, dtype=np.float64), np.asarray(z, dtype=np.float64)
+        total = product + addend
+        back = total - product
+        lost = (product - (total - back)) + (addend - back)
+        # an odd last bit stands for what the sum lost: the second rounding then goes the way that one rounding would
+        inexact = (lost != 0) & np.isfinite(lost) & (total.view(np.int64) & 1 == 0)
+        sticky = np.nextafter(total, np.copysign(np.inf, lost))
+        return np.where(inexact, sticky, total).astype(np.float32)
 
 
 def widen(codes: Any) -> Any:

@@ -154,13 +154,15 @@ def _missing(request: dict[str, Any], report: dict[str, Any], bindings: Any) -> 
 
 def _importers(layout: str, bound: list[dict[str, str]], bindings: Any) -> Iterator[dict[str, Any]]:
     """Every loaded module that holds one of the names we replace; of methods, the class that was bound."""
-    symbols = {one.symbol for group in bindings.ALL.values() for one in group if "." not in one.symbol}
+    # methods, and names that a module imports from elsewhere: theirs alone is replaced
+    single = {one.symbol for group in bindings.ALL.values() for one in group if _is_single(one)}
+    symbols = {one.symbol for group in bindings.ALL.values() for one in group} - single
     held_now = [(one["symbol"], _held(sys.modules[one["module"]], one["symbol"])) for one in bound]
     replaced = {symbol for symbol, _ in held_now}
     # something may have put stock's back after the hook ran
     ours = [(symbol, value) for symbol, value in held_now if bindings.is_ours(value)]
     for one in bound:
-        if "." in one["symbol"]:
+        if one["symbol"] in single:
             value = _held(sys.modules[one["module"]], one["symbol"])
             yield {**_named(one["module"], one["symbol"]), "same": bindings.is_ours(value)}
     for name, module in sorted(sys.modules.items()):
@@ -176,6 +178,10 @@ def _importers(layout: str, bound: list[dict[str, str]], bindings: Any) -> Itera
             own = f"{name}.".startswith((f"vllm.models.{layout}.", "vllm.v1."))
             if own or stock or bindings.is_ours(held[symbol]):
                 yield {**_named(name, symbol), "same": same}
+
+
+def _is_single(binding: Any) -> bool:
+    return "." in binding.symbol or getattr(binding, "origin", None) is not None
 
 
 def _held(module: Any, symbol: str) -> Any:

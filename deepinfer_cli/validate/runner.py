@@ -174,7 +174,7 @@ def _listen(
     if done and code == 0:
         yield WorkerEnd(Status.PASSED)
     else:
-        yield WorkerEnd(Status.RUNTIME_ERROR, f"the worker {_exit_words(code)}", _tail(stderr))
+        yield WorkerEnd(Status.RUNTIME_ERROR, f"the worker {exit_words(code)}", _tail(stderr))
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
@@ -192,7 +192,7 @@ def _pump(stream: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
     lines.put(None)
 
 
-def _exit_words(code: int) -> str:
+def exit_words(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     try:

@@ -29,9 +29,10 @@ def check_target(target: Target) -> Iterator[CaseResult]:
     yield _result("payload", lambda: _payload(target, found.record))
     yield _result("compiles", lambda: _compiles(target))
     for op in found.skip:
-        yield CaseResult(
-            f"{OP}[op {op}]", OP, Level.STATIC, Status.SKIPPED, "left to stock by the install (--partial)"
-        )
+        reason = "left to stock by the install (--partial)"
+        if op in manifest.load().enable:
+            reason += "; without it the model does not run on this GPU family"
+        yield CaseResult(f"{OP}[op {op}]", OP, Level.STATIC, Status.SKIPPED, reason)
 
 
 def _result(name: str, check: Callable[[], tuple[str, dict[str, str]]]) -> CaseResult:

@@ -108,6 +108,13 @@ def ops_of(root: Path) -> tuple[str, ...]:
     return tuple(sorted(path.parent.name for path in root.glob("ops/*/workloads.py")))
 
 
+def bindings_only(root: Path) -> tuple[str, ...]:
+    """The ops of the payload at `root` that replace something in vLLM without a kernel of their own."""
+    path, with_kernels = root / "manifest.toml", ops_of(root)
+    named = manifest.load(path).ops if path.is_file() else ()
+    return tuple(sorted(op.name for op in named if op.replaces and op.name not in with_kernels))
+
+
 def languages_of(root: Path, op: str) -> tuple[str, ...]:
     """What the op's kernels are written in: `triton`, `tilelang`."""
     known = ("triton", "tilelang")
@@ -128,7 +135,10 @@ def verify(request: Request, on_event: OnEvent | None = None) -> VerifyReport:
     digest, ops = payload.load(request.payload_root).digest, _chosen_ops(request)
     # ops share kernels
     with tempfile.TemporaryDirectory(prefix="deepinfer-") as folder:
-        return _verify(_Run(request, digest, ops, runner.shared_caches(folder)), on_event)
+        run = _Run(request, digest, ops, runner.shared_caches(folder))
+        if not (request.ops or request.case) and (bare := bindings_only(request.payload_root)):
+            run.notes.append(f"no kernel of its own, checked by level live: {', '.join(bare)}")
+        return _verify(run, on_event)
 
 
 def _verify(run: _Run, on_event: OnEvent | None) -> VerifyReport:
@@ -198,10 +208,30 @@ def _chosen_ops(request: Request) -> tuple[str, ...]:
     wanted = request.ops or ((request.case.partition("[")[0],) if request.case else ())
     unknown = sorted(set(wanted) - set(known) - ({liverun.OP} if request.case else set()))
     if unknown:
-        raise UsageError(
-            f"there is no op {', '.join(unknown)}", code="op-unknown", hint=f"ops are {', '.join(known)}"
-        )
+        check_known(unknown, request.payload_root, f"level {Level.LIVE.value} checks that it is bound")
     return tuple(op for op in known if not wanted or op in wanted)
+
+
+def check_known(missing: list[str], root: Path, instead: str) -> None:
+    """Why the ops in `missing` have no cases.
+
+    Args:
+        missing: names of no op with workloads; not empty.
+        instead: what can be done with an op that has no kernel, as a hint.
+
+    Raises:
+        UsageError: always. `op-without-kernel`: it is bindings alone; `op-unknown`: there is no such op.
+    """
+    bare = bindings_only(root)
+    unknown = [op for op in missing if op not in bare]
+    if unknown:
+        raise UsageError(
+            f"there is no op {', '.join(unknown)}",
+            code="op-unknown",
+            hint=f"ops are {', '.join(ops_of(root))}; without a kernel of their own: {', '.join(bare) or 'none'}",
+        )
+    names = ", ".join(missing)
+    raise UsageError(f"{names} has no kernel of its own, so no case", code="op-without-kernel", hint=instead)
 
 
 def _static(run: _Run) -> Iterator[CaseResult | NotRun]:

@@ -18,7 +18,7 @@ from .bindings import BindError
 from .gate import SwitchError
 
 __version__ = "0.1.0"
-__all__ = ["BindError", "SwitchError", "bind", "bound_ops", "report"]
+__all__ = ["BindError", "SwitchError", "bind", "bound_ops", "report", "serves"]
 
 # named as imported: inside vLLM that is a child of vLLM's logger, so the line reaches the server's log
 _log = logging.getLogger(__name__)
@@ -91,6 +91,15 @@ def report() -> dict[str, Any]:
 def bound_ops() -> set[str]:
     """The ops that this process has bound so far."""
     return set(_bound.values())
+
+
+def serves(op: str) -> bool:
+    """Whether `op` is neither switched off nor left out of this install: for an op that is a part of another's code.
+
+    Raises:
+        SwitchError: a `DEEPINFER_*` variable makes no sense.
+    """
+    return not gate.disabled() and op in gate.enabled_ops(bindings.OPS, _skipped)
 
 
 def _announce(name: str, device: gate.Device, ops: set[str], off: Iterable[str]) -> None:

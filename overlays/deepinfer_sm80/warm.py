@@ -88,7 +88,8 @@ def triton_up(variant: Any) -> Any:
 
 def _variants(op: str, kind: str, arch: str) -> tuple[Any, ...]:
     package = __name__.rpartition(".")[0]
-    name = f"{package}.ops.{op}.{kind}"
-    if importlib.util.find_spec(name) is None:
+    folder = f"{package}.ops.{op}"
+    # an op of bindings alone has no folder
+    if importlib.util.find_spec(folder) is None or importlib.util.find_spec(f"{folder}.{kind}") is None:
         return ()
-    return tuple(importlib.import_module(name).variants(arch))
+    return tuple(importlib.import_module(f"{folder}.{kind}").variants(arch))

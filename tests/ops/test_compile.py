@@ -16,9 +16,16 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.kernels
 NO_TILELANG = toolkit_missing()
 # ops that multiply by scales as small as 2^-127, which is a subnormal
-DECODERS = ("gather", "sparse_decode")
+DECODERS = ("gather", "sparse_decode", "engram", "indexer_prefill", "indexer_decode")
 # ops with a dot: some variant of each has to say so
-MULTIPLIERS = ("sparse_decode", "sparse_prefill", "mhc_pre_delayed", "mhc_fused_post_pre_delayed")
+MULTIPLIERS = (
+    "sparse_decode",
+    "sparse_prefill",
+    "mhc_pre_delayed",
+    "mhc_fused_post_pre_delayed",
+    "indexer_prefill",
+    "indexer_decode",
+)
 
 
 def launchable() -> Iterator[Any]:

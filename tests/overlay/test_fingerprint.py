@@ -104,6 +104,38 @@ def test_names():
     assert result["K"] != fingerprints(source.replace("P: int = 4", "P: int = 5"), ["K"])["K"]
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from a.b import f",
+        "from a.b import g as h, f",
+        "from a.b import (\n    e,\n    f,\n)",
+        "from a.b import f as f  # re-exported",
+        "try:\n    from a.b import f\nexcept ImportError:\n    f = None",
+    ],
+)
+def test_an_import_is_asked_for_by_what_it_says(source):
+    name = "from a.b import f"
+    assert fingerprints(source, [name])[name] == fingerprints("from a.b import f", [name])[name] != ABSENT
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from a.b import f as g",
+        "from a.b import ff",
+        "from a.c import f",
+        "from .a.b import f",
+        "import a.b",
+        "def f(): ...",
+        "def g():\n    from a.b import f",
+        "",
+    ],
+)
+def test_another_import_is_none(source):
+    assert fingerprints(source, ["from a.b import f"]) == {"from a.b import f": ABSENT}
+
+
 def test_the_first_and_a_later_method_are_alike():
     first = "class K:\n    def m(self):\n        return 1\n"
     later = "class K:\n    def a(self):\n        if 1:\n            pass\n    # c\n    def m(self):\n        return 1\n"

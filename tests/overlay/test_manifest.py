@@ -9,7 +9,7 @@ from deepinfer_cli.overlay import manifest
 from deepinfer_cli.overlay.manifest import ABSENT, Symbol
 from scripts import add_release
 from tests.conftest import RELEASES
-from tests.fakes import OPS, hooked_paths
+from tests.fakes import ACCELERATE, ENABLE, OPS, hooked_paths
 
 LAYOUT = "models/{layout}"
 
@@ -17,11 +17,16 @@ LAYOUT = "models/{layout}"
 def test_the_bundled_manifest_lists_the_four_releases_and_every_op():
     bundled = manifest.load()
     assert tuple(bundled.releases) == RELEASES
-    assert [(op.name, op.group) for op in bundled.ops] == [(name, "accelerate") for name in OPS]
+    groups = dict.fromkeys(ACCELERATE, "accelerate") | dict.fromkeys(ENABLE, "enable")
+    assert {op.name: op.group for op in bundled.ops} == groups
+    assert tuple(op.name for op in bundled.ops) == OPS
+    assert bundled.enable == set(ENABLE)
     assert all(op.summary for op in bundled.ops)
     # a step between two of our own kernels: vLLM has no such function
-    inner = [op for op in bundled.ops if not (op.replaces and op.relies_on)]
-    assert [(op.name, op.symbols) for op in inner] == [("mhc_post_with_sqrsum", ())]
+    inner = [op for op in bundled.ops if not (op.replaces or op.relies_on)]
+    assert [op.name for op in inner] == ["mhc_post_with_sqrsum"]
+    # a part of the attention class, to be switched off alone
+    assert [op.name for op in bundled.ops if op.relies_on and not op.replaces] == ["yoco"]
 
 
 @pytest.mark.parametrize("version", RELEASES)

@@ -98,6 +98,11 @@ def test_an_op_of_the_enable_group_is_never_skipped_quietly(fake_vllm, fake_payl
     change_symbol(fake, b"return topk + window", b"return window + topk")
     plan = plan_install(fake.target(), fake_payload(), Manifest(ops, fake_manifest.releases), partial=True)
     assert any("WITHOUT combine THE MODEL DOES NOT RUN" in note for note in plan.notes)
+    with pytest.raises(UnsupportedError) as caught:
+        plan_install(fake.target(), fake_payload(), Manifest(ops, fake_manifest.releases))
+    assert caught.value.hint == (
+        "--partial installs the ops that fit: gather; without combine the model does not run on this GPU family"
+    )
 
 
 def test_a_vllm_without_the_model_is_told_so(fake_vllm, fake_payload, fake_manifest):

@@ -108,7 +108,7 @@ def test_disabled_op_stays_stock_and_is_not_checked(payload, vllm, monkeypatch):
 
 def test_unknown_disabled_op_is_an_error_naming_the_known(payload, cache_utils, monkeypatch):
     monkeypatch.setenv("DEEPINFER_DISABLE_OPS", "gather,decoed")
-    with pytest.raises(payload.SwitchError, match=r"decoed; known are combine, gather"):
+    with pytest.raises(payload.SwitchError, match=r"decoed; known are .*combine, .*gather"):
         payload.bind(CACHE_UTILS)
     assert bound(cache_utils) == set()
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from deepinfer_cli.overlay import hook
-from tests.fakes import OPS
+from tests.fakes import ACCELERATE
 
 from .conftest import BUILD, CACHE_UTILS, COMBINE, GATHER, MHC, PAYLOAD, ROCM, SPARSE, WARMUP, stub
 from .test_adapters import (
@@ -94,6 +94,8 @@ HOOKED = {
     MHC: "model_executor/kernels/mhc/tilelang.py",
     WARMUP: "model_executor/kernels/mhc/warmup.py",
 }
+# the small vLLM has what the accelerate group replaces
+OPS = [op for op in ACCELERATE if op != "yoco"]
 EVERY_OP = [op for op in OPS if op != "mhc_post_with_sqrsum"]
 HOLDERS = {
     (CACHE_UTILS, COMBINE),
@@ -214,6 +216,30 @@ def test_a_method_that_was_put_back_is_noticed(tree):
     early = "vllm.model_executor.kernels.mhc.early"
     answer = live(tree(changed=files), modules=tuple(HOOKED), expect=list(OPS), also=[early])
     assert answer["problems"] == [f"{WARMUP} holds another MHCPreNormKernel.compile_many than it must"]
+
+
+def test_a_name_that_a_module_imports_is_replaced_there_alone(tree):
+    """Other modules go on with the function itself, and whoever took it before the hook ran is no fault."""
+    indexer = "v1/attention/backends/mla/indexer.py"
+    took = "from vllm.utils.deep_gemm import has_deep_gemm\n"
+    files = {
+        "utils/__init__.py": "",
+        "utils/deep_gemm.py": "def has_deep_gemm():\n    return True\n",
+        "v1/attention/backends/__init__.py": "",
+        "v1/attention/backends/mla/__init__.py": "",
+        indexer: took + hook.block().decode(),
+        "v1/worker.py": took,
+    }
+    name = "vllm.v1.attention.backends.mla.indexer"
+    request = {"modules": (CACHE_UTILS, name), "expect": ["combine", "gather", "indexer_metadata"]}
+    answer = live(tree(changed=files), **request, also=["vllm.v1.worker"])
+    assert (answer["problems"], answer["error"]) == ([], None)
+    assert held(answer, True) == HOLDERS | {(name, "has_deep_gemm")}
+    put_back = files | {
+        "v1/worker.py": f"import {name} as indexer\n{took}indexer.has_deep_gemm = has_deep_gemm\n"
+    }
+    answer = live(tree(changed=put_back, payload=False), **request, also=["vllm.v1.worker"])
+    assert answer["problems"] == [f"{name} holds another has_deep_gemm than it must"]
 
 
 def test_the_rocm_module_has_its_own(tree):

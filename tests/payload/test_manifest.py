@@ -14,7 +14,7 @@ def test_same_modules_symbols_and_ops():
         for op in manifest.load().ops
         for symbol in op.replaces
     }
-    bound = {(one.op, module, one.symbol) for module, group in bindings.ALL.items() for one in group}
+    bound = {(one.op, module, one.name) for module, group in bindings.ALL.items() for one in group}
     assert bound == replaced
 
 

@@ -18,7 +18,9 @@ from deepinfer_cli.validate import numerics
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytestmark = pytest.mark.kernels
-OPS = ("gather", "combine", "ragged", "sparse_prefill", "sparse_decode")
+OPS = (
+    "gather", "combine", "ragged", "sparse_prefill", "sparse_decode", "kv_insert", "indexer_k", "indexer_q",
+)  # fmt: skip
 
 
 class Launched(Exception):

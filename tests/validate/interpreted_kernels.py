@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from fractions import Fraction
 
 import torch
 import triton
@@ -73,6 +75,39 @@ def loops_to_a_loaded_bound() -> bool:
     return out.item() == 10
 
 
+@triton.jit
+def _fma_kernel(x_ptr, y_ptr, z_ptr, out_ptr, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(out_ptr + at, tl.fma(tl.load(x_ptr + at), tl.load(y_ptr + at), tl.load(z_ptr + at)))
+
+
+def fma_rounds_once() -> bool:
+    """Against exact fractions, products that nearly cancel and sums just off the middle of two floats among them."""
+    x, y, z = torch.randn(1024), torch.randn(1024), torch.randn(1024)
+    z[:500] = -(x[:500] * y[:500]) * (1 + 2.0**-20 * torch.randn(500))
+    # 1 + 2^-24 is the middle of two floats; what decides is 2^-80 of it
+    x[1000:1004], y[1000:1004] = 2.0**-40, torch.tensor([2.0**-40, -(2.0**-40), 2.0**-30, 0.0])
+    z[1000:1004] = 1.0
+    x[1004:1008] = torch.tensor([1 + 2.0**-12, 1 - 2.0**-12, -1 - 2.0**-12, 1 + 2.0**-12])
+    y[1004:1008], z[1004:1008] = 1 + 2.0**-12, 2.0**-60
+    out = torch.empty(1024)
+    _fma_kernel[(1,)](x, y, z, out, N=1024)
+    exact = [
+        Fraction(a) * Fraction(b) + Fraction(c)
+        for a, b, c in zip(*(t.tolist() for t in (x, y, z)), strict=True)
+    ]
+    return out.tolist() == [nearest(value) for value in exact]
+
+
+def nearest(value: Fraction) -> float:
+    """The float32 nearest to a fraction that is not subnormal, ties to even."""
+    if value == 0:
+        return 0.0
+    step = Fraction(2) ** (math.frexp(value)[1] - 24)
+    # the exponent that float64 gives may be that of the next power of two
+    return float(round(value / step) * step)
+
+
 def convert_like_triton_3_6_under_numpy_2_5() -> None:
     stock = triton_interpreter._patch_lang_tensor
 
@@ -93,6 +128,7 @@ def main() -> int:
     checks = {
         "cast": cast_is_torch_cast(),
         "loop": loops_to_a_loaded_bound(),
+        "fma": fma_rounds_once(),
         **{
             f"dot {dtype}": dot_is_torch_dot(dtype)
             for dtype in (torch.bfloat16, torch.float16, torch.float32)

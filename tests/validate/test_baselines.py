@@ -355,3 +355,36 @@ def test_stock_mhc_may_round_another_way_but_not_compute_another_thing():
     assert outcome(one_step) is Status.PASSED
     assert outcome(without_post) is Status.FAILED
     assert outcome(one_step, bench_worker.OVERLAY) is Status.FAILED
+
+
+def test_stock_keys_may_round_another_way_now_and_then():
+    workloads = workloads_of("indexer_k")
+    case = next(case for case in workloads.cases("smoke") if case.name == "ratio-1")
+    oracle = workloads.reference.indexer_k
+
+    def outcome(function, provider=baselines.STOCK):
+        inputs = workloads.make_inputs(case, "cpu")
+        want = workloads.expected(case, inputs)
+        return bench_worker.check(workloads, case, inputs, baselines.Provider(provider, function), want)[0]
+
+    def codes(inputs):
+        slot = int(inputs["slot_mapping"].max())
+        return inputs["k_cache"][slot // 64].view(-1)[slot % 64 * 128 :][:128]
+
+    def one_step(**arguments):
+        oracle(**arguments)
+        codes(arguments)[3] ^= 1
+
+    def two_steps(**arguments):
+        oracle(**arguments)
+        codes(arguments)[3] ^= 2
+
+    def unrotated(**arguments):
+        table = torch.cat([torch.ones(4000, 32), torch.zeros(4000, 32)], dim=1)
+        oracle(**{**arguments, "cos_sin_cache": table})
+
+    assert outcome(oracle) is Status.PASSED
+    assert outcome(one_step) is Status.PASSED
+    assert outcome(one_step, bench_worker.OVERLAY) is Status.FAILED
+    assert outcome(two_steps) is Status.FAILED
+    assert outcome(unrotated) is Status.FAILED

@@ -28,3 +28,4 @@ def test_the_stock_interpreter_does_not():
     done = _run("--stock")
     assert done.returncode == 1
     assert "dot torch.bfloat16" in done.stdout and "cast" in done.stdout and "loop" in done.stdout
+    assert "fma" in done.stdout

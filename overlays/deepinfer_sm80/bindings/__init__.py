@@ -9,16 +9,52 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from . import cache_utils, mhc_tilelang, mhc_warmup, rocm, rocm_aiter_mla_sparse
+from . import (
+    attention_common,
+    cache_utils,
+    engram,
+    fused_compress_quant_cache,
+    fused_indexer_q,
+    indexer_k_store,
+    indexer_metadata,
+    mhc_tilelang,
+    mhc_warmup,
+    nvidia_model,
+    rocm,
+    rocm_aiter_mla_sparse,
+    sparse_attn_indexer,
+    sparse_swa,
+)
 from .spec import BindError, Binding
 
 __all__ = ["ALL", "LAYOUTS", "OPS", "BindError", "Binding", "attach", "find", "is_ours"]
 
 # V4.1's folder in vLLM, and in the forks that came before it
 LAYOUTS = ("deepseek_v41", "deepseek_v4_1")
-_MODULES = (cache_utils, rocm, rocm_aiter_mla_sparse, mhc_tilelang, mhc_warmup)
+_MODULES = (
+    cache_utils,
+    rocm,
+    rocm_aiter_mla_sparse,
+    mhc_tilelang,
+    mhc_warmup,
+    engram,
+    fused_compress_quant_cache,
+    indexer_k_store,
+    fused_indexer_q,
+    nvidia_model,
+    attention_common,
+    indexer_metadata,
+    sparse_attn_indexer,
+    sparse_swa,
+)
 ALL: dict[str, tuple[Binding, ...]] = {module.MODULE: module.BINDINGS for module in _MODULES}
-OPS = tuple(sorted({binding.op for bindings in ALL.values() for binding in bindings}))
+# a module's OPS are what its bindings do besides, to be switched off by name
+OPS = tuple(
+    sorted(
+        {binding.op for bindings in ALL.values() for binding in bindings}
+        | {op for module in _MODULES for op in getattr(module, "OPS", ())}
+    )
+)
 
 
 def find(name: str) -> tuple[Binding, ...]:
@@ -78,7 +114,10 @@ def _replacement(binding: Binding, module: ModuleType) -> tuple[Any, Callable[..
     if last not in vars(owner):
         raise BindError(f"{label} is missing")
     stock = vars(owner)[last]
-    if (inspect.isroutine(stock) or inspect.isclass(stock)) and stock.__module__ != module.__name__:
+    if binding.origin is not None:
+        if not is_ours(stock) and stock is not getattr(sys.modules.get(binding.origin), last, None):
+            raise BindError(f"{label} is not what {binding.origin} has by that name")
+    elif (inspect.isroutine(stock) or inspect.isclass(stock)) and stock.__module__ != module.__name__:
         raise BindError(f"{label} is not defined there but comes from {stock.__module__}")
     if is_ours(stock):
         return owner, stock

@@ -26,6 +26,8 @@ class Binding:
             kinds and defaults) are exactly that signature, so the table cannot disagree with the code.
         check: raises BindError for a stock function of a known signature that does something unknown.
         serves_all: it serves the other ops too, so it is put in place even with `op` switched off, if it fits then.
+        origin: the module that the bound one imports the symbol from, where it is not defined there. Only the bound
+            module's own calls get the replacement: elsewhere the function has other uses.
     """
 
     symbol: str
@@ -33,6 +35,12 @@ class Binding:
     adapters: tuple[Adapter, ...]
     check: Callable[[Callable[..., Any]], None] | None = None
     serves_all: bool = False
+    origin: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The symbol as the manifest names it."""
+        return f"from {self.origin} import {self.symbol}" if self.origin else self.symbol
 
     def adapt(self, stock: Callable[..., Any], module: str) -> Callable[..., Any]:
         """The replacement for `stock`, a symbol of `module`.

@@ -1,0 +1,85 @@
+"""The CUDA layer: a subclass of the portable class, of which only what differs on an NVIDIA card is written here."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from . import layout, prefill
+from . import shared as sharing
+from .shared import is_ours
+
+NAME = "DeepInferSM8xAttention"
+
+
+def make(rocm: ModuleType, stock: type, *, shared: bool) -> type:
+    """The layer class for SM8x.
+
+    Args:
+        rocm: the module of the portable class.
+        stock: the portable class.
+        shared: prefill's layers share what they can (`yoco`); otherwise each layer runs stock's own `_forward_prefill`.
+
+    Raises:
+        BindError: `stock` is not the class of a release that we know.
+    """
+    form = layout.read(rocm, stock)
+    # `super()` without arguments needs a class statement of its own
+    made = _base(stock)
+    if not form.rotates_all:
+        made = _rotating(rocm, made)
+    if shared:
+        made = _sharing(rocm, made, form)
+    made.__name__ = made.__qualname__ = NAME
+    return made
+
+
+def _base(stock: Any) -> Any:
+    class Layer(stock):
+        """`wo_a` unpacked, and no kernel of aiter."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            # the portable class unsets it. On CUDA that would let Marlin repack the weight, and the product needs it
+            # in rows: as a batched product it is unpacked to bfloat16 when it is loaded
+            self.wo_a.is_bmm = True
+            self._use_aiter_sparse_mla = False
+
+    return Layer
+
+
+def _rotating(rocm: ModuleType, base: Any) -> Any:
+    class Layer(base):
+        """0.31 and later: `forward_mqa` rotates the rows from the number on that `_forward_decode` returns."""
+
+        def _forward_decode(self, *args: Any, **kwargs: Any) -> int:
+            rotated = super()._forward_decode(*args, **kwargs)
+            # stock's returns all rows on any card and rotates them on two of AMD's
+            return rotated if is_ours(rocm.rocm_sparse_attn_decode) else 0
+
+        def _wo_b_after_wo_a(self, zf: Any) -> Any:
+            # the base class's way also serves a fused reduce-scatter, which sequence parallelism may have bound
+            return self._wo_b_proj(zf)
+
+    return Layer
+
+
+def _sharing(rocm: ModuleType, base: Any, form: layout.Layout) -> Any:
+    class Layer(base):
+        """Prefill with what earlier layers of the step have built (`shared.py`)."""
+
+        def forward(self, positions: Any, hidden_states: Any, llama_4_scaling: Any = None) -> Any:
+            with sharing.profiled(self, rocm.get_forward_context(), len(positions)):
+                return super().forward(positions, hidden_states, llama_4_scaling)
+
+        # fmt: off
+        def _forward_prefill(
+            self, q: Any, positions: Any, compressed_k_cache: Any, swa_k_cache: Any, output: Any, attn_metadata: Any,
+            swa_metadata: Any, mxfp8_out: Any = None,
+        ) -> None:
+            # fmt: on
+            if mxfp8_out is not None:
+                raise ValueError("mxfp8_out is an output of AMD's gfx950, there is none on an NVIDIA card")
+            prefill.run(rocm, form, self, q, compressed_k_cache, swa_k_cache, output, attn_metadata, swa_metadata)
+
+    return Layer

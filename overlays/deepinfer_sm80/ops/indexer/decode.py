@@ -1,0 +1,21 @@
+"""e4m3 codes, four to a word, as bf16 operands of a dot."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_REBIAS = tl.constexpr(2.0**120)
+
+
+@triton.jit
+def plane(words, BYTE: tl.constexpr):
+    """The codes in byte `BYTE` of each word (int32 tensor) as bf16: exact, a code being 4 bits times a power of two.
+
+    A dot over all four planes of q and k, one after the other, is the dot over their 128 codes in another order; rows
+    of words need no shuffling for it. The two NaN codes give 480 and -480, what their bits would mean if they were
+    numbers: a check of every code would cost as much as the rest of the decoding.
+    """
+    # magnitude to bits 20..26, sign to bit 31 (the shift right is arithmetic): 2^-120 of the value as float32
+    bits = ((words << (24 - 8 * BYTE)) >> 4) & -0x78100000
+    return (bits.to(tl.float32, bitcast=True) * _REBIAS).to(tl.bfloat16)
