@@ -71,7 +71,7 @@ class PostRow(NamedTuple):
 
 # Both kernels of a step on an H200, sm80 code, in microseconds; in brackets stock's. The last row of a table: any
 # number of tokens. More slices for few tokens and fewer for many: every slice leaves parts that the finish adds up. From
-# 257 on it is worth more to split fn once for several tiles of tokens, of one block of columns; all take at most 48 KB.
+# 129 on it is worth more to split fn once for several tiles of tokens, of one block of columns; all take at most 48 KB.
 PRE_TABLE = (
     Row(
         48,
@@ -81,28 +81,19 @@ PRE_TABLE = (
     ),
     Row(64, Projection(16, 64, 2, 192), Finish(1, 256), "9.3 at 64 tokens (21.0)"),
     Row(128, Projection(16, 64, 4, 192), Finish(1, 256), "13.2 at 128 tokens (28.5)"),
-    Row(256, Projection(16, 64, 8, 192), Finish(8, 256), "20.2 at 256 tokens (46.5)"),
-    Row(
-        512,
-        Projection(32, 64, 1, 128, tiles=4),
-        Finish(1, 256),
-        "not measured; 320 CTAs at 512 tokens, as tiles=8 has at 1,024",
-    ),
     Row(
         None,
-        Projection(32, 64, 1, 128, tiles=8),
+        Projection(32, 64, 1, 128, tiles=4),
         Finish(1, 256),
-        "kernels of a draft, added up: 37.7, 65.5, 236 at 1,024, 2,048, 8,192 tokens (16x64x8: 50.9, 85.7, 329)",
+        "17.1, 22.8, 37.8, 66.1, 238 at 256, 512, 1,024, 2,048, 8,192 tokens; one tile in 8 slices: 20.6, 35.1, 51.4, 86.8, 331",
     ),
 )
 FUSED_TABLE = (
     PRE_TABLE[0]._replace(measured="7.2 at 1 token (12.1), 8.4 at 16 (13.0), 10.1 at 48 (24.7)"),
     PRE_TABLE[1]._replace(measured="11.7 at 64 tokens (25.9)"),
     PRE_TABLE[2]._replace(measured="16.3 at 128 tokens (33.3)"),
-    PRE_TABLE[3]._replace(measured="25.5 at 256 tokens (51.8)"),
-    PRE_TABLE[4]._replace(measured="not measured; 320 CTAs at 512 tokens, as tiles=8 has at 1,024"),
-    PRE_TABLE[5]._replace(
-        measured="kernels of a draft, added up: 53.6, 100.7, 348 at 1,024, 2,048, 8,192 tokens (16x64x8: 67.2, 115.6, 437)"
+    PRE_TABLE[3]._replace(
+        measured="22.3, 30.7, 53.9, 100.5, 345 at 256, 512, 1,024, 2,048, 8,192 tokens; one tile in 8 slices: 25.8, 45.6, 68.1, 115, 438"
     ),
 )
 POST_TABLE = (

@@ -40,12 +40,13 @@ def mhc_fused_post_pre_delayed(
     import torch
 
     from ..mhc import check
+    from ..mhc.coefficients import STREAMS
     from ..mhc.tilelang import Weights, launch_fused
 
     post_mix, comb_mix = check.post_inputs(x, residual, post_layer_mix, comb_res_mix)
     tokens, hidden = check.residual(residual)
     check.pre_inputs(
-        tokens, hidden, check.STREAMS * hidden, fn, hc_scale, hc_base, mixing, pre_mix, norm_weight
+        tokens, hidden, STREAMS * hidden, fn, hc_scale, hc_base, mixing, pre_mix, norm_weight
     )
     new = torch.empty_like(residual) if out is None else out[0]
     aux = x.new_empty((tokens if capture_aux else 0, hidden)) if out is None else out[5]

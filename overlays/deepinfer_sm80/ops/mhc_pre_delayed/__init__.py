@@ -49,12 +49,13 @@ def mhc_pre_delayed(
         TypeError, ValueError: an argument has another dtype, shape or layout.
     """
     from ..mhc import check
+    from ..mhc.coefficients import STREAMS
     from ..mhc.tilelang import Weights, launch_pre
 
     tokens, hidden = check.residual(residual)
     if x is not None:
         check.tensor("x", x, "bfloat16", (tokens, hidden))
-    width = hidden if x is not None else check.STREAMS * hidden
+    width = hidden if x is not None else STREAMS * hidden
     check.pre_inputs(tokens, hidden, width, fn, hc_scale, hc_base, mixing, pre_mix, norm_weight)
     results, buffers = check.pre_outputs(residual, out)
     if tokens:
