@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
-from . import layout, prefill
+from . import layout, prefill, retained
 from . import shared as sharing
 from .shared import is_ours
 
@@ -71,6 +72,12 @@ def _sharing(rocm: ModuleType, base: Any, form: layout.Layout) -> Any:
         def forward(self, positions: Any, hidden_states: Any, llama_4_scaling: Any = None) -> Any:
             with sharing.profiled(self, rocm.get_forward_context(), len(positions)):
                 return super().forward(positions, hidden_states, llama_4_scaling)
+
+        def forward_mqa(self, q: Any, kv: Any, positions: Any, output: Any) -> None:
+            # without metadata it only reserves what prefill will ask for
+            profile = rocm.get_forward_context().attn_metadata is None
+            with retained.own() if profile else nullcontext():
+                super().forward_mqa(q, kv, positions, output)
 
         # fmt: off
         def _forward_prefill(
