@@ -132,9 +132,9 @@ class Run:
         name: also its folder's name.
         configuration: what it does.
         parent: folder to put first on the child's path; None where its interpreter finds vLLM itself.
-        arch: the architecture whose kernels are bound; None binds nothing (stock).
+        arch: the architecture whose kernels are bound: the card's own, unless `generate`; None binds nothing (stock).
         off_switch: without `arch`, whether it is `DEEPINFER_DISABLE` that binds nothing; else the card decides.
-        generate: Triton generates code for `arch`, and vLLM sees its capability, whatever the card is.
+        generate: Triton generates code for `arch` and vLLM sees its capability, on a newer card.
         off: ops left to stock.
         memory_bytes: of the GPU.
         kv_bytes: fixed KV cache, for children that share a card; None lets vLLM measure.
@@ -197,10 +197,9 @@ class Run:
             env["PYTHONDONTWRITEBYTECODE"] = "1"
         if self.arch is None and self.off_switch:
             env["DEEPINFER_DISABLE"] = "1"
-        if self.arch is not None:
-            env["DEEPINFER_FORCE_ARCH"] = self.arch
-            if self.generate:
-                env["TRITON_OVERRIDE_ARCH"] = self.arch
+        if self.arch is not None and self.generate:
+            # on a card of that architecture the overlay must find it out itself
+            env["DEEPINFER_FORCE_ARCH"] = env["TRITON_OVERRIDE_ARCH"] = self.arch
         if self.off:
             env["DEEPINFER_DISABLE_OPS"] = ",".join(sorted(self.off))
         return env
@@ -242,6 +241,12 @@ def stock_runs(capability: tuple[int, int]) -> bool:
     return capability >= (9, 0)
 
 
+def enable_only(tested: Run, groups: Mapping[str, str]) -> Run:
+    """The same run without the ops that only make it faster."""
+    name = f"{tested.name.removesuffix('-overlay')}-enable-only"
+    return replace(tested, name=name, off=accelerating(groups))
+
+
 def pairs(
     names: Iterable[str], base: Run, groups: Mapping[str, str], capability: tuple[int, int], arch: str
 ) -> list[tuple[Run, Run]]:
@@ -267,6 +272,6 @@ def pairs(
                 base, name=f"{name}-stock", configuration=configuration, arch=None, generate=False
             )
         else:
-            other = replace(tested, name=f"{name}-enable-only", off=accelerating(groups))
+            other = enable_only(tested, groups)
         found.append((tested, other))
     return found
