@@ -34,7 +34,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from deepinfer_cli.overlay import manifest  # noqa: E402
 from deepinfer_cli.validate import runner  # noqa: E402
 from deepinfer_cli.validate.e2e import compare, drive, plan  # noqa: E402
 
@@ -79,7 +78,7 @@ def main() -> int:
     """Run the matrix and write what it showed."""
     options = _options()
     sites = dict(text.split("=", 1) for text in options.site)
-    groups = {op.name: op.group for op in manifest.load(_payload() / "manifest.toml").ops}
+    groups = plan.groups_of(ROOT / "overlays" / "deepinfer_sm80")
     options.work.mkdir(parents=True, exist_ok=True)
     jobs = _jobs(options, groups)
     wanted = [job for job in jobs if job.version in sites and _chosen(job, options)]
@@ -107,10 +106,6 @@ def _options() -> argparse.Namespace:
 def _chosen(job: Job, options: argparse.Namespace) -> bool:
     names = [name for name in options.only.split(",") if name]
     return job.run.configuration.gpus <= options.gpus and (not names or job.run.name.startswith(tuple(names)))
-
-
-def _payload() -> Path:
-    return ROOT / "overlays" / "deepinfer_sm80"
 
 
 def _jobs(options: argparse.Namespace, groups: dict[str, str]) -> list[Job]:

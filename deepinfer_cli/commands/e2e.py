@@ -15,7 +15,7 @@ from deepinfer_cli.detect.gpu import SERVED
 from deepinfer_cli.detect.target import Target, TargetKind
 from deepinfer_cli.errors import ExitCode, FailedError, UnsupportedError
 from deepinfer_cli.output import Output, document
-from deepinfer_cli.overlay import manifest, payload
+from deepinfer_cli.overlay import payload
 from deepinfer_cli.render import Justify, plural, table
 from deepinfer_cli.result import ErrorItem, Result
 from deepinfer_cli.validate import runner, verify
@@ -85,7 +85,7 @@ def run(opts: E2eOptions, out: Output) -> Result:
     gpu = _gpu(opts, found)
     capability: tuple[int, int] = (gpu["capability"][0], gpu["capability"][1])
     arch = choose_arch(gpu, opts.arch)
-    groups = {op.name: op.group for op in manifest.load(installed / "manifest.toml").ops}
+    groups = plan.groups_of(installed)
     names = tuple(plan.CONFIGURATIONS) if opts.full else plan.DEFAULT
     outcome = Outcome()
     for name in names:
@@ -202,8 +202,8 @@ def _path(opts: E2eOptions) -> tuple[Path, ...]:
 
 
 def _finish(opts: E2eOptions, out: Output, arch: str, outcome: Outcome) -> Result:
-    numbers = [(name, RIGHT) for name in ("Prompts", "Mean", "RMS", "p99", "Most")]
-    headers = ("Run", "Check", "Phase", *numbers, "Status")
+    numbers: list[tuple[str, Justify]] = [(name, RIGHT) for name in ("Prompts", "Mean", "RMS", "p99", "Most")]
+    headers: list[str | tuple[str, Justify]] = ["Run", "Check", "Phase", *numbers, "Status"]
     out.table(table(headers, rows(outcome.findings)))
     for document_ in outcome.documents:
         out.line(facts(document_))

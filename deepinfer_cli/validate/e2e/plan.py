@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from deepinfer_cli.overlay import manifest
 from deepinfer_cli.validate.e2e.model import DRAFT_TOKENS, ModelOptions, weight_bytes
 
 GIB = 1 << 30
@@ -223,6 +224,11 @@ _SETTINGS = {
     "PYTHONUNBUFFERED": "1",
     "TOKENIZERS_PARALLELISM": "true",
 }
+
+
+def groups_of(root: Path) -> dict[str, str]:
+    """Op → `enable` or `accelerate`, of the ops of the payload at `root` that can be switched off."""
+    return {op.name: op.group for op in manifest.load(root / "manifest.toml").ops if op.replaces}
 
 
 def accelerating(groups: Mapping[str, str]) -> tuple[str, ...]:
