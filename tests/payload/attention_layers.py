@@ -55,7 +55,7 @@ class Workspace:
         return made
 
     def clobber(self, count: int) -> None:
-        """What the experts of the next layer do: ask for `count` bytes and write to all of them."""
+        """What experts and indexers do: ask for `count` bytes and write to all of them."""
         (scratch,) = self.get_simultaneous(((count,), torch.uint8))
         # 3.0 in bfloat16
         scratch.fill_(0x40)
@@ -216,6 +216,8 @@ class Model:
         self.made = made
         # bytes of the workspace that are written between two attentions
         self.scratch = 1024
+        # and by an indexer before its layer's attention
+        self.indexer = 1024
         # layer that owns a cache → its group's metadata
         self.compressed_metadata: dict[int, Any] = {}
         self.topk = torch.full((MAX_TOKENS, TOPK), -1, dtype=torch.int32)
@@ -255,6 +257,7 @@ class Model:
                 chosen = torch.randint(0, TOPK, self.topk.shape, generator=choice, dtype=torch.int32)
                 # an entry is no further back than its column: a row that every token of that many has
                 self.topk.copy_(torch.minimum(chosen, torch.arange(TOPK, dtype=torch.int32)))
+                self.made.workspace.clobber(self.indexer)
             output = torch.zeros_like(q)
             window = metadata(index)
             compressed = None

@@ -83,7 +83,7 @@ def _is_gathered(
     if first is not None and same and not layer.is_kv_source:
         return True
     step.rows = None if first is None else shared.Kept(key, (cache, metadata, shape))
-    retained.claim(rows, step.rows)
+    retained.claim(rows, first, step.rows)
     return False
 
 

@@ -1,8 +1,8 @@
-"""Gathered rows that outlive their layer, at the end of vLLM's workspace: which of its bytes are nobody else's.
+"""Gathered rows that outlive their layer, at the end of attention's part of vLLM's workspace, for as long as nobody writes there.
 
-The workspace is one buffer that every part of the model asks for anew, from its start on: experts and indexer between two attentions,
-and a CUDA graph writes to what was asked for when it was captured. So it is known of each byte whether anyone but attention has
-ever asked for it, and rows are kept only behind the last such byte. Attention asks for no more than it would without.
+The workspace is one buffer that every part of the model asks for anew before it writes: the experts between two attentions, the
+indexer before some. A request that reaches the rows ends their life. Only a CUDA graph writes without asking, to what
+was asked for when it was captured: rows are kept behind the last of that. Attention asks for no more than it would without.
 """
 
 from __future__ import annotations
@@ -13,28 +13,32 @@ from contextlib import contextmanager
 from typing import Any
 
 _here = threading.local()
-# bytes from the start that others have asked for, at most, in any workspace of this process
-_others = 0
-# whether requests are seen at all: only then is it known what is free
+# bytes from a buffer's start that were asked for while a graph was captured, at most
+_captured = 0
+# whether requests are seen at all: only then is it known who writes where
 _watching = False
-# buffer (address, bytes) → what its last rows are
-_owners: dict[tuple[int, int], object] = {}
+# buffer (address, bytes) → what its last rows are, and the byte at which they begin
+_owners: dict[tuple[int, int], tuple[object, int]] = {}
 
 
 def asked(views: list[Any]) -> None:
     """Someone has asked for the workspace and got `views`; every request comes by here, from the first on."""
-    global _others, _watching
+    global _captured, _watching
     _watching = True
     if not views or getattr(_here, "own", False):
         return
-    start = views[0].untyped_storage().data_ptr()
-    end = max(view.data_ptr() - start + view.numel() * view.element_size() for view in views)
-    _others = max(_others, end)
+    buffer = _buffer(views[0])
+    end = max(view.data_ptr() - buffer[0] + view.numel() * view.element_size() for view in views)
+    if _capturing(views[0]):
+        _captured = max(_captured, end)
+    kept = _owners.get(buffer)
+    if kept is not None and kept[1] < end:
+        del _owners[buffer]
 
 
 @contextmanager
 def own() -> Iterator[None]:
-    """Requests in this context, on this thread, are attention's own."""
+    """Requests in this context, on this thread, are attention's own: it says by `claim` what it writes."""
     before = getattr(_here, "own", False)
     _here.own = True
     try:
@@ -44,25 +48,36 @@ def own() -> Iterator[None]:
 
 
 def place(rows: Any, count: int) -> int | None:
-    """Where `count` of the workspace's `rows` may stay: the first row, or None where others may write to them."""
+    """Where `count` of the workspace's `rows` may stay: the first row, or None where a graph may write to them."""
     first = len(rows) - count
-    size = rows.stride(0) * rows.element_size()
-    return first if _watching and first * size >= _others else None
+    return first if _watching and first * _size(rows) >= _captured else None
 
 
 def owner(rows: Any) -> object | None:
-    """What `claim` was last told about the buffer of `rows`; a buffer that has been replaced has no owner."""
-    return _owners.get(_buffer(rows))
+    """What `claim` was last told about the buffer of `rows`, unless somebody has asked for it since."""
+    return _owners.get(_buffer(rows), (None, 0))[0]
 
 
-def claim(rows: Any, what: object | None) -> None:
-    """The last rows of this buffer are now `what`; None: nothing that is kept."""
+def claim(rows: Any, first: int | None, what: object) -> None:
+    """From row `first` on lies `what`; None: nothing that is kept."""
     buffer = _buffer(rows)
-    for known in [known for known in _owners if known[0] == buffer[0] and known != buffer]:
+    # a buffer that has been replaced may have left its address to this one
+    for known in [known for known in _owners if known[0] == buffer[0]]:
         del _owners[known]
-    _owners[buffer] = what
+    if first is not None:
+        _owners[buffer] = what, first * _size(rows)
 
 
-def _buffer(rows: Any) -> tuple[int, int]:
-    storage = rows.untyped_storage()
+def _size(rows: Any) -> int:
+    return rows.stride(0) * rows.element_size()
+
+
+def _buffer(view: Any) -> tuple[int, int]:
+    storage = view.untyped_storage()
     return storage.data_ptr(), storage.nbytes()
+
+
+def _capturing(view: Any) -> bool:
+    import torch
+
+    return bool(view.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -1,7 +1,7 @@
 """`v1/worker/workspace.py`: the scratch buffer that attention, indexer and experts ask for in turns.
 
 One method in all four releases. Ours asks stock's and notes how far the answer reaches (`attention/retained.py`): attention's
-gathered rows outlive a layer only where nobody else has ever asked. Nothing about the answer changes.
+gathered rows outlive a layer until somebody asks for their bytes. Nothing about the answer changes.
 """
 
 from __future__ import annotations
