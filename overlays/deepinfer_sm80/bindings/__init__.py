@@ -50,13 +50,7 @@ _MODULES = (
     workspace,
 )
 ALL: dict[str, tuple[Binding, ...]] = {module.MODULE: module.BINDINGS for module in _MODULES}
-# a module's OPS are what its bindings do besides, to be switched off by name
-OPS = tuple(
-    sorted(
-        {binding.op for bindings in ALL.values() for binding in bindings}
-        | {op for module in _MODULES for op in getattr(module, "OPS", ())}
-    )
-)
+OPS = tuple(sorted({binding.op for bindings in ALL.values() for binding in bindings}))
 
 
 def find(name: str) -> tuple[Binding, ...]:
