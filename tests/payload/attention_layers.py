@@ -61,10 +61,27 @@ class Workspace:
         scratch.fill_(0x40)
 
 
+class Builder:
+    """A window group's metadata builder: with zeros of its own where the release has replay."""
+
+    def __init__(self, replays: bool = True, requests: int = 6) -> None:
+        if replays:
+            self.no_replay_start = torch.zeros(requests, dtype=torch.int32)
+
+
+class Backend:
+    """The window caches' backend."""
+
+    @staticmethod
+    def get_builder_cls() -> type:
+        return Builder
+
+
 class Base:
     """What the portable class inherits: `DeepseekV4Attention`, as far as prefill and decode ask for it."""
 
     PREFILL_CHUNK_SIZE = 4
+    swa_backend_cls = Backend
 
     def __init__(self, **attributes: Any) -> None:
         self.wo_a = SimpleNamespace(is_bmm=False)

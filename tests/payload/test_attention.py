@@ -358,6 +358,17 @@ def test_without_a_replay_start_the_gather_lengths_are_in_the_key(made, stock):
     assert case.combined() >= 1
 
 
+def test_builders_say_that_nothing_is_replayed_by_one_tensor(made, stock):
+    """Each of stock's has its own zeros: layers of two window groups would share nothing."""
+    backend = layer.make(made, stock, shared=True).swa_backend_cls
+    builder = backend.get_builder_cls()
+    assert issubclass(backend, real.Backend) and issubclass(builder, real.Builder)
+    assert builder().no_replay_start is builder().no_replay_start
+    assert len(builder(requests=9).no_replay_start) == 9
+    assert not hasattr(builder(replays=False), "no_replay_start")
+    assert layer.make(made, stock, shared=False).swa_backend_cls is real.Backend
+
+
 def test_nothing_is_kept_between_steps(made, stock):
     import gc
     import weakref
