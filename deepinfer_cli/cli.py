@@ -133,6 +133,7 @@ def status(
         "deepinfer verify",
         "deepinfer verify gather --level compile --arch sm86",
         "deepinfer verify --suite full",
+        "deepinfer verify --e2e",
     )
 )
 def verify(
@@ -145,6 +146,8 @@ def verify(
     case: o.Case = None,
     arch: o.VerifyArch = None,
     max_smem: o.MaxSmem = None,
+    e2e: o.EndToEnd = False,
+    full: o.Full = False,
     timeout: o.Timeout = None,
     output: o.OutputFile = None,
     json: o.Json = False,
@@ -167,8 +170,10 @@ def verify(
         case=case,
         arch=arch,
         max_smem=max_smem,
+        timeout_s=timeout,
         output=output,
-        **({} if timeout is None else {"timeout_s": timeout}),
+        e2e=e2e,
+        full=full,
     )
     return o.run(command.run, options, json, quiet, verbose, no_color)
 

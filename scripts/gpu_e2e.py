@@ -34,7 +34,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from deepinfer_cli.overlay import manifest  # noqa: E402
 from deepinfer_cli.validate import runner  # noqa: E402
 from deepinfer_cli.validate.e2e import compare, drive, plan  # noqa: E402
 
@@ -79,7 +78,7 @@ def main() -> int:
     """Run the matrix and write what it showed."""
     options = _options()
     sites = dict(text.split("=", 1) for text in options.site)
-    groups = {op.name: op.group for op in manifest.load(_payload() / "manifest.toml").ops}
+    groups = plan.groups_of(ROOT / "overlays" / "deepinfer_sm80")
     options.work.mkdir(parents=True, exist_ok=True)
     jobs = _jobs(options, groups)
     wanted = [job for job in jobs if job.version in sites and _chosen(job, options)]
@@ -109,10 +108,6 @@ def _chosen(job: Job, options: argparse.Namespace) -> bool:
     return job.run.configuration.gpus <= options.gpus and (not names or job.run.name.startswith(tuple(names)))
 
 
-def _payload() -> Path:
-    return ROOT / "overlays" / "deepinfer_sm80"
-
-
 def _jobs(options: argparse.Namespace, groups: dict[str, str]) -> list[Job]:
     """The whole matrix; the longest first."""
     memory, known = _memory_bytes(), plan.CONFIGURATIONS
@@ -133,13 +128,18 @@ def _jobs(options: argparse.Namespace, groups: dict[str, str]) -> list[Job]:
             **more,
         )
 
+    # the warm-up of stock's own kernels takes minutes where nothing is cached
+    lazy = {"kernel_config": {"enable_jit_warmup": False}}
     only_enabled = plan.accelerating(groups)
     timed = replace(
         known["graphs"], phases=tuple(_held_back(phase, options) for phase in known["graphs"].phases)
     )
+    timed = replace(timed, engine={**timed.engine, **lazy})
     faulty = replace(known["eager"], phases=(_fault_prompts("prompts"), *map(_fault_prompts, FAULT_NAMES)))
     quick = known["graphs"]
+    stock_draft = replace(known["draft"], engine={**known["draft"].engine, **lazy})
     quick = replace(quick, phases=tuple(phase for phase in quick.phases if phase["do"] != "time"))
+    stock = replace(quick, engine={**quick.engine, **lazy})
     return [
         Job(
             replace(make("timed-accelerate", timed, "sm80"), kv_bytes=None),
@@ -153,15 +153,15 @@ def _jobs(options: argparse.Namespace, groups: dict[str, str]) -> list[Job]:
         ),
         Job(make("stock-eager", "eager"), overlay=False),
         Job(make("sm80-eager", "eager", "sm80"), against="stock-eager"),
-        Job(make("stock-graphs", quick), overlay=False),
+        Job(make("stock-graphs", stock), overlay=False),
         Job(make("faults", faulty, "sm80", plugin=FAULTS), against="stock-eager"),
-        Job(make("stock-draft", "draft"), overlay=False),
+        Job(make("stock-draft", stock_draft), overlay=False),
         Job(make("sm80-draft", "draft", "sm80"), against="stock-draft"),
         Job(make("sm86-graphs", quick, "sm86"), against="stock-graphs"),
         Job(make("stock-long", "long"), overlay=False),
         Job(make("sm80-long", "long", "sm80"), against="stock-long"),
-        Job(make("native-off", quick, off_switch=False), against="stock-graphs", check=nothing_bound),
-        Job(make("stock-again", quick), overlay=False, against="stock-graphs"),
+        Job(make("native-off", stock, off_switch=False), against="stock-graphs", check=nothing_bound),
+        Job(make("stock-again", stock), overlay=False, against="stock-graphs"),
         *(Job(make(f"sm80-{version}", "eager", "sm80"), version, against="stock-eager") for version in OLDER),
         *(
             job
@@ -205,12 +205,9 @@ def nothing_bound(document: dict[str, Any]) -> str:
 
 
 def _memory_bytes() -> int:
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-        return int(found[0]) << 20
-    except (OSError, subprocess.CalledProcessError, IndexError, ValueError):
-        return 24 * 10**9
+    code = "import torch; print(torch.cuda.mem_get_info()[1])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return int(done.stdout) if done.returncode == 0 else 24 * 10**9
 
 
 def _prepare(
@@ -340,6 +337,7 @@ class Matrix:
         result: dict[str, Any] = {"schema_version": 1, "runs": runs}
         result["accelerate_against_enable"] = _gain(self.documents)
         result["ok"] = all(verdict["ok"] for verdict in runs.values())
+        result["ok"] &= result["accelerate_against_enable"].get("ok", True)
         return result
 
     def _verdict(self, job: Job) -> dict[str, Any]:
@@ -372,7 +370,12 @@ class Matrix:
             "kv_tokens": document["kv_tokens"],
             "peak_bytes": {name: phase["peak_bytes"] for name, phase in document["phases"].items()},
             "took_s": {name: phase["took_s"] for name, phase in document["phases"].items()},
-            "kernels": len({(kernel["module"], kernel["name"]) for kernel in document["kernels"]}),
+            "kernels": len(
+                {(kernel["module"], kernel["name"]) for kernel in document["kernels"] if "name" in kernel}
+            ),
+            "kernel_problems": [kernel["problem"] for kernel in document["kernels"] if "problem" in kernel][
+                :3
+            ],
             "bound": sorted({one["op"] for one in _report(document).get("bound", [])}),
             "classes": _classes(document),
             "notable": document["notable"],
@@ -447,6 +450,8 @@ def _gain(documents: dict[str, dict[str, Any]]) -> dict[str, Any]:
         if name.endswith("_ms"):
             first, second = (time_[name]["median"] for time_ in times)
             result[name] = {"accelerate": first, "enable": second, "ratio": round(second / first, 3)}
+    blocks = result["kv_blocks"]
+    result["ok"] = bool(all(blocks) and blocks[0] >= blocks[1])
     return result
 
 

@@ -208,6 +208,10 @@ Level = Annotated[
     ),
 ]
 Suite = Annotated[str, typer.Option("--suite", metavar="SUITE", help="smoke or full.")]
+EndToEnd = Annotated[
+    bool, _option("--e2e", help="Run a small random V4.1 through vLLM's engine instead; needs no checkpoint.")
+]
+Full = Annotated[bool, _option("--full", help="With --e2e, every configuration.")]
 Case = Annotated[str | None, _option("--case", metavar="ID", help="One case alone.")]
 VerifyArch = Annotated[
     str | None,

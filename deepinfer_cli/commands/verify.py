@@ -39,8 +39,9 @@ class VerifyOptions:
         case: `--case ID`, one case alone.
         arch: `--arch` sm80, sm86 or sm89: builds for it alone, and runs its code on a newer card.
         max_smem: `--max-smem BYTES`, only kernel variants that take no more shared memory.
-        timeout_s: `--timeout SECONDS` for one case.
+        timeout_s: `--timeout SECONDS` for one case, or for one engine of `--e2e`.
         output: `--output FILE`, also writes the JSON document there.
+        e2e: `--e2e`, the small model through vLLM's engine instead of the levels; `full` (`--full`) all of it.
     """
 
     where: TargetOptions = field(default_factory=TargetOptions)
@@ -50,8 +51,10 @@ class VerifyOptions:
     case: str | None = None
     arch: str | None = None
     max_smem: int | None = None
-    timeout_s: float = runner.DEFAULT_TIMEOUT_S
+    timeout_s: float | None = None
     output: Path | None = None
+    e2e: bool = False
+    full: bool = False
 
 
 def run(opts: VerifyOptions, out: Output) -> Result:
@@ -62,6 +65,7 @@ def run(opts: VerifyOptions, out: Output) -> Result:
         FailedError: a transaction is unfinished, or the overlay changed during the check.
     """
     levels = parse_levels(opts.levels)
+    _check_e2e(opts)
     if opts.output is not None:
         outfile.check(opts.output)
     check_choice("--suite", opts.suite, SUITES)
@@ -70,9 +74,11 @@ def run(opts: VerifyOptions, out: Output) -> Result:
     target = find_target(opts.where, out)
     root = payload_root(target, out)
     check_switches(root)
+    if opts.e2e:
+        return _end_to_end(opts, target, out)
     request = verify.Request(
         target, root, interpreter(opts.where, target, out), levels, opts.suite, opts.ops,
-        opts.case, opts.arch, opts.max_smem, opts.timeout_s,
+        opts.case, opts.arch, opts.max_smem, opts.timeout_s or runner.DEFAULT_TIMEOUT_S,
     )  # fmt: skip
     with out.progress(None, "verify") as progress:
         group: list[CaseResult] = []
@@ -96,6 +102,38 @@ def run(opts: VerifyOptions, out: Output) -> Result:
         report = verify.verify(request, show)
         end_group()
     return _finish(opts, out, request, report)
+
+
+def _check_e2e(opts: VerifyOptions) -> None:
+    """Raises UsageError where `--e2e` was combined with what does not go with it."""
+    if opts.full and not opts.e2e:
+        raise UsageError(
+            "--full goes with --e2e", code="usage", hint="--suite full runs every case of the levels"
+        )
+    given = {"OPS": opts.ops, "--level": opts.levels, "--case": opts.case, "--max-smem": opts.max_smem}
+    extra = [name for name, value in given.items() if value]
+    if opts.e2e and extra:
+        raise UsageError(
+            f"{extra[0]} does not go with --e2e",
+            code="usage",
+            hint="DEEPINFER_DISABLE_OPS leaves ops to stock",
+        )
+
+
+def _end_to_end(opts: VerifyOptions, target: Target | None, out: Output) -> Result:
+    from deepinfer_cli.commands import e2e
+
+    if target is None or target.layout is None:
+        raise UnsupportedError(
+            "there is no vLLM with DeepSeek-V4.1 to run",
+            code="nothing-runnable",
+            hint="name one with --target or --python",
+        )
+    python = interpreter(opts.where, target, out)
+    options = e2e.E2eOptions(
+        target, python, opts.full, opts.arch, opts.timeout_s or e2e.TIMEOUT_S, opts.output
+    )
+    return e2e.run(options, out)
 
 
 def parse_levels(names: Iterable[str]) -> tuple[Level, ...]:

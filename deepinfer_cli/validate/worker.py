@@ -122,6 +122,7 @@ def _gpu() -> dict[str, Any] | None:
         "name": properties.name,
         "capability": [properties.major, properties.minor],
         "memory_bytes": properties.total_memory,
+        "count": torch.cuda.device_count(),
     }
 
 

@@ -37,9 +37,13 @@ class Workspace:
 
     def __init__(self) -> None:
         self.asked: list[int] = []
+        self.get = Workspace.stock
         self.buffer = torch.empty(0, dtype=torch.uint8)
 
     def get_simultaneous(self, *wanted: tuple[tuple[int, ...], torch.dtype]) -> list[torch.Tensor]:
+        return self.get(self, *wanted)
+
+    def stock(self, *wanted: tuple[tuple[int, ...], torch.dtype]) -> list[torch.Tensor]:
         sizes = [torch.Size(shape).numel() * dtype.itemsize for shape, dtype in wanted]
         self.asked.append(sum(sizes))
         if len(self.buffer) < sum(sizes):
@@ -50,15 +54,34 @@ class Workspace:
             start += size
         return made
 
-    def clobber(self) -> None:
-        """What the experts of the next layer do with it: zeros here, as NaN would hide behind a weight of 0."""
-        self.buffer.zero_()
+    def clobber(self, count: int) -> None:
+        """What experts and indexers do: ask for `count` bytes and write to all of them."""
+        (scratch,) = self.get_simultaneous(((count,), torch.uint8))
+        # 3.0 in bfloat16
+        scratch.fill_(0x40)
+
+
+class Builder:
+    """A window group's metadata builder: with zeros of its own where the release has replay."""
+
+    def __init__(self, replays: bool = True, requests: int = 6) -> None:
+        if replays:
+            self.no_replay_start = torch.zeros(requests, dtype=torch.int32)
+
+
+class Backend:
+    """The window caches' backend."""
+
+    @staticmethod
+    def get_builder_cls() -> type:
+        return Builder
 
 
 class Base:
     """What the portable class inherits: `DeepseekV4Attention`, as far as prefill and decode ask for it."""
 
     PREFILL_CHUNK_SIZE = 4
+    swa_backend_cls = Backend
 
     def __init__(self, **attributes: Any) -> None:
         self.wo_a = SimpleNamespace(is_bmm=False)
@@ -208,8 +231,18 @@ class Model:
         index_sources: tuple[int, ...],
     ) -> None:  # fmt: skip
         self.made = made
+        # bytes of the workspace that are written between two attentions
+        self.scratch = 1024
+        # and by an indexer before its layer's attention
+        self.indexer = 1024
+        # layer that owns a cache → its group's metadata
+        self.compressed_metadata: dict[int, Any] = {}
         self.topk = torch.full((MAX_TOKENS, TOPK), -1, dtype=torch.int32)
         self.layers = []
+        caches: dict[int | None, Any] = {None: None}
+        for source in kv_sources:
+            noise = torch.Generator().manual_seed(99 + source)
+            caches[source] = torch.randn((MAX_LEN, DIM), generator=noise).bfloat16()
         for index, ratio in enumerate(ratios):
             noise = torch.Generator().manual_seed(index)
             kv_source = max((one for one in kv_sources if one <= index), default=None) if ratio else None
@@ -224,7 +257,7 @@ class Model:
                     nope_head_dim=448, rope_head_dim=64, attn_sink=torch.zeros(HEADS), n_local_heads=HEADS,
                     _use_aiter_sparse_mla=False, rotary_emb=SimpleNamespace(cos_sin_cache=None),
                     window=torch.randn((MAX_LEN, DIM), generator=noise).bfloat16(),
-                    cache=torch.randn((MAX_LEN, DIM), generator=torch.Generator().manual_seed(99 + (kv_source or 0))).bfloat16(),
+                    cache=caches[kv_source],
                 )
             )  # fmt: skip
             self.layers[-1].swa_cache_layer.kv_cache = self.layers[-1].window
@@ -241,17 +274,19 @@ class Model:
                 chosen = torch.randint(0, TOPK, self.topk.shape, generator=choice, dtype=torch.int32)
                 # an entry is no further back than its column: a row that every token of that many has
                 self.topk.copy_(torch.minimum(chosen, torch.arange(TOPK, dtype=torch.int32)))
+                self.made.workspace.clobber(self.indexer)
             output = torch.zeros_like(q)
             window = metadata(index)
             compressed = None
             if layer.compress_ratio:
-                compressed = SimpleNamespace(block_table=window.block_table, block_size=128)
+                made = SimpleNamespace(block_table=window.block_table, block_size=128)
+                compressed = self.compressed_metadata.setdefault(layer.kv_source_layer_id, made)
             layer._forward_prefill(
                 q=q, positions=torch.arange(len(q)), compressed_k_cache=layer.cache if compressed else None,
                 swa_k_cache=layer.window, output=output, attn_metadata=compressed, swa_metadata=window,
             )  # fmt: skip
             outputs.append(output)
-            self.made.workspace.clobber()
+            self.made.workspace.clobber(self.scratch)
         return outputs
 
 

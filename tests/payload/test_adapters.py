@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from deepinfer_sm80 import bindings
 
 from .conftest import BUILD, DECODE, MHC, PREFILL, SPARSE, WARMUP, Argument, LoadedVllm, stub
 
@@ -308,7 +309,7 @@ def test_with_one_of_its_users_left_to_stock_stock_compiles_all(mhc, ops, monkey
 
 
 ALL_MHC = "mhc_pre_delayed,mhc_fused_post_pre_delayed,mhc_post"
-REST = "gather,combine,ragged,sparse_prefill,sparse_decode"
+REST = ",".join(op for op in bindings.OPS if not op.startswith("mhc_"))
 
 
 def test_without_mhc_the_other_ops_are_warmed_up_all_the_same(mhc, ops, payload, monkeypatch):

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from deepinfer_sm80.attention import choice, layer, layout, shared  # noqa: E402
-from deepinfer_sm80.bindings import BindError, nvidia_model  # noqa: E402
+from deepinfer_sm80.attention import choice, layer, layout, retained, shared  # noqa: E402
+from deepinfer_sm80.bindings import BindError, nvidia_model, workspace  # noqa: E402
 
 from tests.fakes import RELEASES  # noqa: E402
 
@@ -37,6 +37,14 @@ def release(request) -> str:
 @pytest.fixture
 def made(release, release_tree) -> Any:
     return real.module(release_tree(release), release)
+
+
+@pytest.fixture(autouse=True)
+def fresh_workspace(monkeypatch):
+    """What this process knows of its workspace: nothing."""
+    monkeypatch.setattr(retained, "_captured", 0)
+    monkeypatch.setattr(retained, "_watching", False)
+    monkeypatch.setattr(retained, "_owners", {})
 
 
 @pytest.fixture
@@ -80,6 +88,113 @@ def test_layers_that_share_compute_what_stock_computes(made, stock, ragged):
     assert set(made.workspace.asked) == asked
     attended = [call for call in made.calls[before:] if call[0] == "attend"]
     assert {how for _, how in attended} == {"ragged" if ragged else "dense"}
+
+
+# --- gathered rows --------------------------------------------------------------------------------------------------
+
+
+class Gathers:
+    """A batch of one prompt through layers 2-39 of the full model, with the workspace watched or not."""
+
+    def __init__(self, made: Any, stock: type, *, watched: bool = True) -> None:
+        made.rocm_sparse_attn_prefill = real.replaced(made.rocm_sparse_attn_prefill)
+        self.made = made
+        self.batch = real.Batch(made, (30,), (12,))
+        self.q = q_of(self.batch)
+        self.groups = groups(self.batch)
+        made.context = real.Context({})
+        self.expected = real.Model(made, stock, *FULL).prefill(self.groups, self.q)
+        made.workspace.__init__()
+        if watched:
+            ((adapter,),) = [binding.adapters for binding in workspace.BINDINGS]
+            made.workspace.get = adapter(real.Workspace.stock)
+        made.context = real.Context({})
+        self.model = real.Model(made, layer.make(made, stock, shared=True), *FULL)
+
+    def compressed(self, layers: range = range(40)) -> int:
+        self.made.calls.clear()
+        found = self.model.prefill(self.groups, self.q, layers)
+        for index, one in zip(layers, found, strict=True):
+            assert torch.equal(one, self.expected[index]), f"layer {index}"
+        return count(self.made.calls, "gather", "compressed")
+
+
+def test_rows_of_a_kv_source_are_gathered_once(made, stock):
+    """38 in stock; 4 sources."""
+    case = Gathers(made, stock)
+    # one request to know the buffer
+    assert case.compressed() == 4
+
+
+def test_without_a_view_of_all_requests_every_layer_gathers(made, stock):
+    assert Gathers(made, stock, watched=False).compressed() == 38
+
+
+def test_rows_are_gathered_again_where_others_reach(made, stock, release):
+    """Whole buffers for the experts: nothing may be kept, and nothing wrong is read."""
+    case = Gathers(made, stock)
+    case.model.scratch = max(4 * (2 * real.MAX_LEN + real.WINDOW + real.MAX_TOKENS) * real.DIM * 2, 1)
+    assert case.compressed() == 38
+
+
+def test_an_indexer_that_asks_for_all_ends_them(made, stock):
+    """vLLM's asks for 132 bytes x 40 per position, attention for 1,024 x 4: 20, 24, 28, 32 and 36 gather, and 2, 8 and 14."""
+    case = Gathers(made, stock)
+    case.model.indexer = 4 * (2 * real.MAX_LEN + real.WINDOW + real.MAX_TOKENS) * real.DIM * 2
+    assert case.compressed() == 8
+
+
+@pytest.mark.parametrize("capturing", [True, False])
+def test_what_a_graph_was_captured_with_counts_for_ever(made, stock, monkeypatch, capturing):
+    """On replay the experts write without asking: to what they asked for once."""
+    case = Gathers(made, stock)
+    size = 4 * (real.MAX_LEN + real.WINDOW + real.MAX_TOKENS) * real.DIM * 2
+    with monkeypatch.context() as patched:
+        patched.setattr(retained, "_capturing", lambda _view: capturing)
+        made.workspace.get_simultaneous(((size,), torch.uint8))
+    assert case.compressed() == (38 if capturing else 4)
+
+
+def test_a_request_that_reaches_the_rows_is_seen(made, stock):
+    case = Gathers(made, stock)
+    assert case.compressed(range(23)) == 4
+    case.model.scratch = len(made.workspace.buffer)
+    # its own experts overwrite layer 23's rows
+    assert case.compressed(range(23, 24)) == 0
+    assert case.compressed(range(24, 40)) == 16
+
+
+def test_a_workspace_that_has_grown_holds_nothing(made, stock):
+    case = Gathers(made, stock)
+    case.compressed(range(23))
+    made.workspace.buffer = torch.full((len(made.workspace.buffer) + 4096,), 0x40, dtype=torch.uint8)
+    assert case.compressed(range(23, 25)) == 1
+
+
+@pytest.mark.parametrize("change", ["context", "block table", "cache", "a drafter between"])
+def test_rows_of_something_else_are_gathered(made, stock, change):
+    case = Gathers(made, stock)
+    case.compressed(range(22))
+    if change == "context":
+        made.context = real.Context({})
+    elif change == "block table":
+        case.model.compressed_metadata.clear()
+    elif change == "cache":
+        case.model.layers[22].cache = case.model.layers[22].cache.clone()
+    else:
+        before, made.context = made.context, real.Context({})
+        case.model.prefill(case.groups, case.q, range(1))
+        made.context = before
+    assert case.compressed(range(22, 23)) == 1
+
+
+def test_the_profile_runs_own_reservation_is_not_somebody_elses(made, stock):
+    case = Gathers(made, stock)
+    before, made.context = made.context, real.Context(None)
+    one = case.model.layers[20]
+    one.forward_mqa(case.q, None, torch.arange(len(case.q)), torch.zeros_like(case.q))
+    made.context = before
+    assert case.compressed() == 4
 
 
 # by release: calls of stock in one prefill chunk of V4.1, and what is left of them
@@ -241,6 +356,17 @@ def test_without_a_replay_start_the_gather_lengths_are_in_the_key(made, stock):
     case = Case(made, stock)
     case.change(replay_start=None)
     assert case.combined() >= 1
+
+
+def test_builders_say_that_nothing_is_replayed_by_one_tensor(made, stock):
+    """Each of stock's has its own zeros: layers of two window groups would share nothing."""
+    backend = layer.make(made, stock, shared=True).swa_backend_cls
+    builder = backend.get_builder_cls()
+    assert issubclass(backend, real.Backend) and issubclass(builder, real.Builder)
+    assert builder().no_replay_start is builder().no_replay_start
+    assert len(builder(requests=9).no_replay_start) == 9
+    assert not hasattr(builder(replays=False), "no_replay_start")
+    assert layer.make(made, stock, shared=False).swa_backend_cls is real.Backend
 
 
 def test_nothing_is_kept_between_steps(made, stock):

@@ -149,10 +149,12 @@ def test_a_changed_caller_takes_every_op_that_it_calls_with_it(real_release):
     )
     with pytest.raises(UnsupportedError) as caught:
         plan_of(folder)
-    assert caught.value.paths == (
-        "models/deepseek_v41/amd/rocm.py::DeepseekV41ROCMAiterMLAAttention._forward_prefill (changed)",
-    )
-    assert plan_of(folder, partial=True).skip == ("combine", "gather", "sparse_prefill")
+    name = "models/deepseek_v41/amd/rocm.py::DeepseekV41ROCMAiterMLAAttention"
+    assert caught.value.paths == (f"{name} (changed)", f"{name}._forward_prefill (changed)")
+    assert "without attention, swa_replay the model does not run" in (caught.value.hint or "")
+    plan = plan_of(folder, partial=True)
+    assert plan.skip == ("attention", "combine", "gather", "sparse_prefill", "swa_replay", "yoco")
+    assert sum("THE MODEL DOES NOT RUN" in note for note in plan.notes) == 2
 
 
 def test_a_changed_module_that_no_layout_names_is_refused_too(real_release):
@@ -166,7 +168,7 @@ def test_a_changed_module_that_no_layout_names_is_refused_too(real_release):
         "v1/attention/ops/rocm_aiter_mla_sparse.py::rocm_sparse_attn_decode (changed)",
     )
     plan = plan_of(folder, partial=True, force=True)
-    assert plan.skip == ("sparse_decode",)
+    assert plan.skip == ("attention", "sparse_decode")
     assert SPARSE in [change.path for change in plan.writes]
 
 

@@ -10,6 +10,7 @@ start ends the run. Worker processes that vLLM starts by spawning run this file 
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -48,7 +49,7 @@ def main() -> int:
     for phase in request["phases"]:
         name = phase["name"]
         _step(emit, name)
-        result = _attempt(emit, name, lambda phase=phase: phases.run(engine, phase, request))
+        result = _attempt(emit, name, functools.partial(phases.run, engine, phase, request))
         failed += not result
         if result:
             emit({"event": "phase", "name": name, "seconds": _seconds(), **result})

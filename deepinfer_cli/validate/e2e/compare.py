@@ -73,6 +73,8 @@ def against(document: dict[str, Any], other: dict[str, Any]) -> list[Finding]:
     found = list(parameters(document, other))
     for name, phase in document["phases"].items():
         reference = other["phases"].get(name)
+        if "rows" not in phase and "first" not in phase:
+            continue
         if reference is None:
             found.append(_bad("against", name, f"{other['name']} has no result"))
         elif "first" in phase:
@@ -165,6 +167,11 @@ def _same_places(
     largest = max(abs(got[token] - want[token]) for token in common)
     reason = "" if largest <= DECODE else f"a likely token is off by {largest:.3f}, allowed {DECODE:g}"
     return Finding(kind, phase, length, None, None, None, largest, not reason, reason)
+
+
+def incomplete(reason: str) -> Finding:
+    """A run that has not all its results."""
+    return _bad("run", "", reason)
 
 
 def _bad(kind: str, phase: str, reason: str, length: int = 0) -> Finding:

@@ -154,7 +154,10 @@ def _parameters(folder: Path) -> dict[str, list[list[Any]]]:
 
 
 def _kernels(path: Path) -> list[dict[str, Any]]:
-    """Each specialization once; one that a launch built too counts as launched."""
+    """Each specialization once; one that a launch built too counts as launched.
+
+    One that could not be described has a `problem` alone.
+    """
     found: dict[str, dict[str, Any]] = {}
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     for line in lines:
@@ -163,9 +166,9 @@ def _kernels(path: Path) -> list[dict[str, Any]]:
             key = json.dumps(
                 {name: value for name, value in kernel.items() if name != "warmup"}, sort_keys=True
             )
-            if key not in found or not kernel["warmup"]:
+            if key not in found or not kernel.get("warmup"):
                 found[key] = kernel
-    return sorted(found.values(), key=lambda kernel: (kernel["module"], kernel["name"]))
+    return sorted(found.values(), key=lambda kernel: (kernel.get("module", ""), kernel.get("name", "")))
 
 
 def _kv_tokens(log: str) -> int | None:

@@ -46,7 +46,7 @@ def worker_facts(worker: Any) -> dict[str, Any]:
     import torch
 
     inner = getattr(worker, "worker", worker)
-    model = inner.model_runner.model
+    model = inner.model_runner.get_model()
     classes = {
         f"{type(module).__module__}.{type(module).__qualname__}"
         for module in model.modules()

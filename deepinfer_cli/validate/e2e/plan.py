@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from deepinfer_cli.overlay import manifest
 from deepinfer_cli.validate.e2e.model import DRAFT_TOKENS, ModelOptions, weight_bytes
 
 GIB = 1 << 30
@@ -132,9 +133,9 @@ class Run:
         name: also its folder's name.
         configuration: what it does.
         parent: folder to put first on the child's path; None where its interpreter finds vLLM itself.
-        arch: the architecture whose kernels are bound; None binds nothing (stock).
+        arch: the architecture whose kernels are bound: the card's own, unless `generate`; None binds nothing (stock).
         off_switch: without `arch`, whether it is `DEEPINFER_DISABLE` that binds nothing; else the card decides.
-        generate: Triton generates code for `arch`, and vLLM sees its capability, whatever the card is.
+        generate: Triton generates code for `arch` and vLLM sees its capability, on a newer card.
         off: ops left to stock.
         memory_bytes: of the GPU.
         kv_bytes: fixed KV cache, for children that share a card; None lets vLLM measure.
@@ -197,10 +198,9 @@ class Run:
             env["PYTHONDONTWRITEBYTECODE"] = "1"
         if self.arch is None and self.off_switch:
             env["DEEPINFER_DISABLE"] = "1"
-        if self.arch is not None:
-            env["DEEPINFER_FORCE_ARCH"] = self.arch
-            if self.generate:
-                env["TRITON_OVERRIDE_ARCH"] = self.arch
+        if self.arch is not None and self.generate:
+            # on a card of that architecture the overlay must find it out itself
+            env["DEEPINFER_FORCE_ARCH"] = env["TRITON_OVERRIDE_ARCH"] = self.arch
         if self.off:
             env["DEEPINFER_DISABLE_OPS"] = ",".join(sorted(self.off))
         return env
@@ -226,6 +226,11 @@ _SETTINGS = {
 }
 
 
+def groups_of(root: Path) -> dict[str, str]:
+    """Op → `enable` or `accelerate`, of the ops of the payload at `root` that can be switched off."""
+    return {op.name: op.group for op in manifest.load(root / "manifest.toml").ops if op.replaces}
+
+
 def accelerating(groups: Mapping[str, str]) -> tuple[str, ...]:
     """The ops to switch off for the enable group alone.
 
@@ -240,6 +245,12 @@ def accelerating(groups: Mapping[str, str]) -> tuple[str, ...]:
 def stock_runs(capability: tuple[int, int]) -> bool:
     """Whether stock vLLM runs V4.1 on this card: from Hopper on."""
     return capability >= (9, 0)
+
+
+def enable_only(tested: Run, groups: Mapping[str, str]) -> Run:
+    """The same run without the ops that only make it faster."""
+    name = f"{tested.name.removesuffix('-overlay')}-enable-only"
+    return replace(tested, name=name, off=accelerating(groups))
 
 
 def pairs(
@@ -267,6 +278,6 @@ def pairs(
                 base, name=f"{name}-stock", configuration=configuration, arch=None, generate=False
             )
         else:
-            other = replace(tested, name=f"{name}-enable-only", off=accelerating(groups))
+            other = enable_only(tested, groups)
         found.append((tested, other))
     return found

@@ -31,8 +31,10 @@ def start(path: Path) -> str | None:
 
     def compile_and_record(self: Any, *args: Any, **kwargs: Any) -> Any:
         kernel = stock(self, *args, **kwargs)
-        given = parameters.bind(self, *args, **kwargs).arguments
-        line = json.dumps(describe(self, given)) + "\n"
+        try:
+            line = json.dumps(describe(self, parameters.bind(self, *args, **kwargs).arguments)) + "\n"
+        except Exception as error:  # a launch must not fail for what is only noted
+            line = json.dumps({"problem": f"{type(error).__name__}: {error}"[:300]}) + "\n"
         with path.open("a", encoding="utf-8") as stream:
             stream.write(line)
         return kernel

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
-from . import layout, prefill
+from . import layout, prefill, retained
 from . import shared as sharing
 from .shared import is_ours
 
@@ -64,13 +65,44 @@ def _rotating(rocm: ModuleType, base: Any) -> Any:
     return Layer
 
 
+def _one_start(backend: Any) -> Any:
+    """The window's backend, with builders that say that nothing is replayed by one tensor.
+
+    In stock each group of window caches has zeros of its own for it (0.31 and later), so that layers of two groups could not be
+    seen to gather the same rows. Nobody writes to them.
+    """
+    starts: dict[Any, Any] = {}
+
+    class Builder(backend.get_builder_cls()):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            own = getattr(self, "no_replay_start", None)
+            if own is not None:
+                self.no_replay_start = starts.setdefault((own.device, own.dtype, own.shape), own)
+
+    class Backend(backend):
+        @staticmethod
+        def get_builder_cls() -> type:
+            return Builder
+
+    return Backend
+
+
 def _sharing(rocm: ModuleType, base: Any, form: layout.Layout) -> Any:
     class Layer(base):
         """Prefill with what earlier layers of the step have built (`shared.py`)."""
 
+        swa_backend_cls = _one_start(base.swa_backend_cls)
+
         def forward(self, positions: Any, hidden_states: Any, llama_4_scaling: Any = None) -> Any:
             with sharing.profiled(self, rocm.get_forward_context(), len(positions)):
                 return super().forward(positions, hidden_states, llama_4_scaling)
+
+        def forward_mqa(self, q: Any, kv: Any, positions: Any, output: Any) -> None:
+            # without metadata it only reserves what prefill will ask for
+            profile = rocm.get_forward_context().attn_metadata is None
+            with retained.own() if profile else nullcontext():
+                super().forward_mqa(q, kv, positions, output)
 
         # fmt: off
         def _forward_prefill(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from . import shared
+from . import retained, shared
 from .layout import Layout
 
 
@@ -37,11 +37,14 @@ def run(
     shape = shared.geometry(step, form, layer, swa_metadata, swa_only)
     tables = shared.tables(step, rocm, layer, swa_metadata, shape, swa_only)
     rows = _workspace(rocm, layer, q, swa_only)
+    first = _first_row(rows, shape, swa_only)
+    gathered = _is_gathered(step, layer, rows, first, compressed_cache, attn_metadata, shape)
     decodes = swa_metadata.num_decodes
     for chunk, table in zip(shape.chunks, tables, strict=True):
         count = chunk.last - chunk.first
-        kv = rows[: count * chunk.width].view(count, chunk.width, -1)
-        if not swa_only:
+        start = first or 0
+        kv = rows[start : start + count * chunk.width].view(count, chunk.width, -1)
+        if not (swa_only or gathered):
             pages = attn_metadata.block_table[decodes + chunk.first : decodes + chunk.last]
             size = attn_metadata.block_size // layer.compress_ratio
             hint = {"max_gather_len": chunk.longest} if form.hint else {}
@@ -55,6 +58,33 @@ def run(
             block_size=swa_metadata.block_size, offset=chunk.compressed,
         )  # fmt: skip
         _attend(rocm, layer, q, kv, output, chunk, table)
+
+
+def _first_row(rows: Any, shape: shared.Geometry, swa_only: bool) -> int | None:
+    """Where in the workspace a chunk's rows can stay for later layers; None where they cannot.
+
+    Of several chunks the next would overwrite the last.
+    """
+    if swa_only or len(shape.chunks) != 1:
+        return None
+    (chunk,) = shape.chunks
+    return retained.place(rows, (chunk.last - chunk.first) * chunk.width)
+
+
+# fmt: off
+def _is_gathered(
+    step: shared.Step, layer: Any, rows: Any, first: int | None, cache: Any, metadata: Any, shape: shared.Geometry,
+) -> bool:
+    # fmt: on
+    """Whether an earlier layer has gathered this chunk's rows, and they are still there; if not, they will be, or nothing."""
+    key = (layer.compress_ratio, shared.identity(cache), id(metadata), id(shape), shared.identity(rows), first)
+    found = step.rows
+    same = found is not None and found.key == key and retained.owner(rows) is found
+    if first is not None and same and not layer.is_kv_source:
+        return True
+    step.rows = None if first is None else shared.Kept(key, (cache, metadata, shape))
+    retained.claim(rows, first, step.rows)
+    return False
 
 
 def _attend(rocm: ModuleType, layer: Any, q: Any, kv: Any, output: Any, chunk: shared.Chunk, table: shared.Table) -> None:
@@ -73,5 +103,6 @@ def _workspace(rocm: ModuleType, layer: Any, q: Any, swa_only: bool) -> Any:
     import torch
 
     shape = (layer.PREFILL_CHUNK_SIZE, shared.widest(layer, swa_only)[1], q.shape[-1])
-    (rows,) = rocm.current_workspace_manager().get_simultaneous((shape, torch.bfloat16))
+    with retained.own():
+        (rows,) = rocm.current_workspace_manager().get_simultaneous((shape, torch.bfloat16))
     return rows.view(-1, q.shape[-1])

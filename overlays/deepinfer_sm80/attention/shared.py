@@ -1,9 +1,11 @@
 """What V4.1's layers can share in the prefill of one step, kept on vLLM's forward context: it dies with the step.
 
 Layers 20-39 read one compressed cache, in five groups of four that select from it anew; the layers before have groups of their
-own. So there are two kinds of things to share, each with a key of everything it is made of:
+own. So there are three kinds of things to share, each with a key of everything it is made of:
 
 - the geometry: chunks of requests, their lengths and places. It depends on the batch and the compression ratio.
+- the gathered compressed rows of the KV source, where they survive (`retained.py`): these depend on its cache, its block table
+  and the geometry. A KV source always gathers its own.
 - the index tables: Top-K and sliding window as rows of the gathered workspace. They also depend on the index source: the
   layer that selected. A source always makes its own, so a table is never older than the selection it was made of.
 
@@ -70,6 +72,14 @@ class Table:
     ragged: tuple[Any, Any] | None
 
 
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """Compressed rows that a layer has gathered; `what` are the objects of its key, so that no other can take their ids."""
+
+    key: tuple[Any, ...]
+    what: tuple[Any, ...]
+
+
 @dataclass
 class Step:
     """What has been built under one forward context.
@@ -78,6 +88,7 @@ class Step:
         context: the context; another one that came by this object (a copy) must not use it.
         geometries: key → geometry.
         tables: whether the layer has compressed rows → key and tables of the last layer that built some.
+        rows: what lies gathered at the workspace's end, or None: its key, and the tensors and metadata that the key names.
         used: layers that have run. One that comes again starts a new forward.
         reserved: stands for the tables while vLLM measures memory.
     """
@@ -85,6 +96,7 @@ class Step:
     context: weakref.ref[Any]
     geometries: dict[tuple[Any, ...], Geometry] = field(default_factory=dict)
     tables: dict[bool, tuple[tuple[Any, ...], tuple[Table, ...]]] = field(default_factory=dict)
+    rows: Kept | None = None
     used: set[str] = field(default_factory=set)
     reserved: Any = None
 

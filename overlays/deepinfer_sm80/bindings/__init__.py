@@ -24,6 +24,7 @@ from . import (
     rocm_aiter_mla_sparse,
     sparse_attn_indexer,
     sparse_swa,
+    workspace,
 )
 from .spec import BindError, Binding
 
@@ -46,15 +47,10 @@ _MODULES = (
     indexer_metadata,
     sparse_attn_indexer,
     sparse_swa,
+    workspace,
 )
 ALL: dict[str, tuple[Binding, ...]] = {module.MODULE: module.BINDINGS for module in _MODULES}
-# a module's OPS are what its bindings do besides, to be switched off by name
-OPS = tuple(
-    sorted(
-        {binding.op for bindings in ALL.values() for binding in bindings}
-        | {op for module in _MODULES for op in getattr(module, "OPS", ())}
-    )
-)
+OPS = tuple(sorted({binding.op for bindings in ALL.values() for binding in bindings}))
 
 
 def find(name: str) -> tuple[Binding, ...]:

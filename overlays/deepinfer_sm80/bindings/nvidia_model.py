@@ -9,8 +9,6 @@ from __future__ import annotations
 from .spec import Binding
 
 MODULE = "models.{layout}.nvidia.model"
-# a part of the class: what layers share in prefill
-OPS = ("yoco",)
 
 
 def _select(stock):

@@ -52,7 +52,7 @@ class LLM:
         loader = model_loader.LOADERS[load_format]()
         loader.load_weights(module, types.SimpleNamespace(architectures=config["architectures"]))
         self.weight = module.weight
-        runner = types.SimpleNamespace(model=module)
+        runner = types.SimpleNamespace(get_model=lambda: module)
         self.worker = types.SimpleNamespace(worker=types.SimpleNamespace(model_runner=runner))
         cache = types.SimpleNamespace(num_gpu_blocks=11)
         self.scheduler = types.SimpleNamespace(

@@ -1,0 +1,286 @@
+"""`deepinfer verify --e2e`: a small random V4.1 through the installed vLLM's engine, held against itself and stock."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deepinfer_cli import outfile
+from deepinfer_cli.commands import common
+from deepinfer_cli.detect.gpu import SERVED
+from deepinfer_cli.detect.target import Target, TargetKind
+from deepinfer_cli.errors import ExitCode, FailedError, UnsupportedError
+from deepinfer_cli.output import Output, document
+from deepinfer_cli.overlay import payload
+from deepinfer_cli.render import Justify, plural, table
+from deepinfer_cli.result import ErrorItem, Result
+from deepinfer_cli.validate import runner, verify
+from deepinfer_cli.validate.e2e import compare, drive, plan
+
+# a cold run compiles every kernel first
+TIMEOUT_S = 1_200.0
+RIGHT: Justify = "right"
+_RUNNABLE = "run it on the machine that serves this vLLM, with the interpreter that runs it (--python)"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the children showed.
+
+    Attributes:
+        documents: one for each child (see `drive.document`).
+        findings: run's name and comparison.
+        not_run: configuration and why.
+        notes: what else to know, a sentence each.
+    """
+
+    documents: list[dict[str, Any]] = field(default_factory=list)
+    findings: list[tuple[str, compare.Finding]] = field(default_factory=list)
+    not_run: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def failed(self) -> list[tuple[str, compare.Finding]]:
+        """The findings that are not well."""
+        return [pair for pair in self.findings if not pair[1].ok]
+
+
+@dataclass(frozen=True, slots=True)
+class E2eOptions:
+    """What `verify --e2e` was asked to do.
+
+    Attributes:
+        target: the vLLM with the overlay, python: the interpreter that serves it.
+        full: every configuration, not the default one alone.
+        arch: `--arch`: whose code to run on a newer card.
+        timeout_s: for one child.
+        output: also writes the JSON document there.
+    """
+
+    target: Target
+    python: Path
+    full: bool = False
+    arch: str | None = None
+    timeout_s: float = TIMEOUT_S
+    output: Path | None = None
+
+
+def run(opts: E2eOptions, out: Output) -> Result:
+    """Runs the configurations one after the other and compares.
+
+    Raises:
+        UnsupportedError: nothing can run here, and why (`nothing-runnable`).
+        FailedError: the interpreter cannot be started.
+    """
+    if opts.output is not None:
+        outfile.check(opts.output)
+    installed = opts.target.root / payload.PACKAGE
+    if not (installed / "__init__.py").is_file():
+        raise _not_runnable("the overlay is not installed in this vLLM", "deepinfer install")
+    found = runner.probe(opts.python, _path(opts))
+    gpu = _gpu(opts, found)
+    capability: tuple[int, int] = (gpu["capability"][0], gpu["capability"][1])
+    arch = choose_arch(gpu, opts.arch)
+    groups = plan.groups_of(installed)
+    names = tuple(plan.CONFIGURATIONS) if opts.full else plan.DEFAULT
+    outcome = Outcome()
+    for name in names:
+        if (needed := plan.CONFIGURATIONS[name].gpus) > gpu.get("count", 1):
+            outcome.not_run.append((name, f"it takes {needed} GPUs"))
+    names = tuple(name for name in names if name not in dict(outcome.not_run))
+    base = plan.Run("", plan.CONFIGURATIONS[names[0]], _parent(opts), memory_bytes=gpu["memory_bytes"])
+    out.note(f"{gpu['name']}: {arch} code{'' if capability in SERVED else ', forced'}; {opts.python}")
+    folder = Path(tempfile.mkdtemp(prefix="deepinfer-e2e-"))
+    try:
+        for tested, other in plan.pairs(names, base, groups, capability, arch):
+            _pair(tested, other, groups, opts, folder, outcome, out)
+    finally:
+        keep = not outcome.documents or bool(outcome.failed)
+        if keep:
+            out.note(f"the children's logs are in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    return _finish(opts, out, arch, outcome)
+
+
+def choose_arch(gpu: dict[str, Any], arch: str | None) -> str:
+    """The architecture to test on this card: its own, or on a newer one what `--arch` says.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    capability = tuple(gpu["capability"])
+    if capability in SERVED:
+        own = SERVED[capability]
+        if arch not in (None, own):
+            raise _not_runnable(
+                f"{gpu['name']} is {own} and runs its own code, not {arch}'s", "leave --arch out"
+            )
+        return own
+    forced, problem = verify.forced_arch(gpu, arch)
+    if forced is None:
+        raise _not_runnable(problem, "pass --arch sm80 to run the overlay's sm80 code on this card")
+    return forced
+
+
+def _pair(
+    tested: plan.Run,
+    other: plan.Run,
+    groups: dict[str, str],
+    opts: E2eOptions,
+    folder: Path,
+    outcome: Outcome,
+    out: Output,
+) -> None:
+    document = _child(tested, opts, folder, out)
+    outcome.documents.append(document)
+    outcome.findings += [(tested.name, finding) for finding in compare.of_run(document)]
+    if document["answer"] is None:
+        return
+    reference = _child(other, opts, folder, out)
+    outcome.documents.append(reference)
+    if reference["answer"] is None and other.arch is None:
+        outcome.notes.append(f"stock vLLM does not run here ({drive.why_failed(reference)})")
+        other = plan.enable_only(tested, groups)
+        reference = _child(other, opts, folder, out)
+        outcome.documents.append(reference)
+    outcome.findings += [(tested.name, finding) for finding in compare.against(document, reference)]
+    if not reference["complete"]:
+        outcome.findings.append((other.name, compare.incomplete(drive.why_failed(reference))))
+    elif other.arch is not None:
+        outcome.findings += [(other.name, finding) for finding in compare.of_run(reference)]
+
+
+def _child(run: plan.Run, opts: E2eOptions, folder: Path, out: Output) -> dict[str, Any]:
+    with out.progress(None, run.name) as progress:
+
+        def show(run: plan.Run, event: dict[str, Any]) -> None:
+            if event["event"] == "step":
+                progress.line(f"e2e: {run.name}: {event['step']} ({event['seconds']:.0f} s)")
+
+        try:
+            document = drive.run(run, opts.python, folder / run.name, opts.timeout_s, show)
+        except OSError as error:
+            raise FailedError(f"{opts.python} cannot be started: {error}", code="worker-crashed") from None
+    if not document["complete"]:
+        out.note(f"{run.name}: {drive.why_failed(document)}")
+    return document
+
+
+def _gpu(opts: E2eOptions, found: dict[str, Any]) -> dict[str, Any]:
+    """The GPU that the interpreter's torch sees."""
+    if "problem" in found:
+        raise _not_runnable(f"{opts.python} cannot be asked: {found['problem']}", _RUNNABLE)
+    for name in ("torch", "triton"):
+        if not found.get(name):
+            raise _not_runnable(f"{opts.python} has no {name}", _RUNNABLE)
+    gpu = found.get("gpu")
+    if not gpu:
+        raise _not_runnable("torch sees no CUDA GPU here", _RUNNABLE)
+    if "problem" in gpu:
+        raise _not_runnable(f"torch cannot use the GPU: {gpu['problem']}", _RUNNABLE)
+    return dict(gpu)
+
+
+def _not_runnable(message: str, hint: str) -> UnsupportedError:
+    return UnsupportedError(message, code="nothing-runnable", hint=hint)
+
+
+def _parent(opts: E2eOptions) -> Path | None:
+    """What the child must find first; None where its interpreter finds this vLLM itself."""
+    own = opts.target.kind is TargetKind.ENVIRONMENT and opts.target.python == opts.python
+    return None if own else opts.target.parent
+
+
+def _path(opts: E2eOptions) -> tuple[Path, ...]:
+    parent = _parent(opts)
+    return (parent,) if parent else ()
+
+
+def _finish(opts: E2eOptions, out: Output, arch: str, outcome: Outcome) -> Result:
+    numbers: list[tuple[str, Justify]] = [(name, RIGHT) for name in ("Prompts", "Mean", "RMS", "p99", "Most")]
+    headers: list[str | tuple[str, Justify]] = ["Run", "Check", "Phase", *numbers, "Status"]
+    out.table(table(headers, rows(outcome.findings)))
+    for document_ in outcome.documents:
+        out.line(facts(document_))
+    for name, reason in outcome.not_run:
+        out.line(f"not run: {name}: {reason}")
+    for note in outcome.notes:
+        out.line(note)
+    for name, finding in outcome.failed:
+        where = f" ({finding.length} tokens)" if finding.length else ""
+        out.line(f"FAILED {name}: {finding.kind} {finding.phase}{where}: {finding.reason}")
+    for document_ in outcome.documents:
+        for line in document_["tail"][-15:] if document_["answer"] is None else ():
+            out.line(f"  | {line}")
+    passed = len(outcome.findings) - len(outcome.failed)
+    seconds = sum(float(one["seconds"]) for one in outcome.documents)
+    out.line(f"end to end: {passed} passed, {len(outcome.failed)} failed in {seconds:.0f} s")
+    result = Result("verify", _data(opts, arch, outcome), *_verdict(outcome))
+    if opts.output is not None:
+        outfile.write(opts.output, document(result).encode())
+        out.note(f"written to {opts.output}")
+    return result
+
+
+def rows(findings: Iterable[tuple[str, compare.Finding]]) -> list[tuple[object, ...]]:
+    """One row for all prompts of a run, a check and a phase: how many, and the worst."""
+    grouped: dict[tuple[str, str, str], list[compare.Finding]] = {}
+    for name, finding in findings:
+        grouped.setdefault((name, finding.kind, finding.phase), []).append(finding)
+    result: list[tuple[object, ...]] = []
+    for key, group in grouped.items():
+        numbers = [
+            max((value for one in group if (value := getattr(one, name)) is not None), default=None)
+            for name in ("mean", "rms", "p99", "largest")
+        ]
+        shown = [None if value is None else f"{value:.2e}" for value in numbers]
+        status = "passed" if all(one.ok for one in group) else "failed"
+        result.append((*key, len(group), *shown, status))
+    return result
+
+
+def facts(document_: dict[str, Any]) -> str:
+    """One line about a run: how long, KV cache, step times."""
+    answer, times = document_["answer"] or {}, document_["phases"].get("times", {})
+    parts = [f"{document_['name']}: {document_['seconds']:.0f} s"]
+    if answer.get("kv_blocks"):
+        tokens = f" ({document_['kv_tokens']:,} tokens)" if document_["kv_tokens"] else ""
+        parts.append(f"{answer['kv_blocks']:,} KV blocks{tokens}")
+    parts += [
+        f"{name.removesuffix('_ms').replace('_', ' of ')} {times[name]['median']:.2f} ms"
+        for name in times
+        if name.endswith("_ms")
+    ]
+    return ", ".join(parts)
+
+
+def _verdict(outcome: Outcome) -> tuple[ExitCode, tuple[ErrorItem, ...]]:
+    if not outcome.failed:
+        return ExitCode.OK, ()
+    names = tuple(
+        dict.fromkeys(f"{name} {finding.kind} {finding.phase}".strip() for name, finding in outcome.failed)
+    )
+    what = f"end to end, {plural(len(outcome.failed), 'check')} failed"
+    return ExitCode.FAILED, (
+        ErrorItem("verify-failed", what, "the lines above say which, and the logs why", names),
+    )
+
+
+def _data(opts: E2eOptions, arch: str, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "target": common.target_data(opts.target),
+        "python": str(opts.python),
+        "arch": arch,
+        "tolerances": {
+            "mean": compare.MEAN, "rms": compare.RMS, "p99": compare.P99, "decode": compare.DECODE,
+        },
+        "findings": [{"run": name, **finding.to_json()} for name, finding in outcome.findings],
+        "runs": outcome.documents,
+        "not_run": [{"configuration": name, "reason": reason} for name, reason in outcome.not_run],
+        "notes": outcome.notes,
+    }  # fmt: skip
