@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from deepinfer_cli.commands import doctor
-from deepinfer_cli.detect import host
+from deepinfer_cli.detect import host, process
 from deepinfer_cli.detect.gpu import Gpu, GpuReport
 from deepinfer_cli.overlay import manifest as manifests
 from deepinfer_cli.overlay import payload as payloads
@@ -190,3 +190,16 @@ def test_an_overlay_without_an_attention_class_says_so(cli: Cli, fake: FakeVllm,
     install_into(cli, fake)
     found = rows(cli("doctor", "--target", fake.site).out)
     assert found["attention sm80"][:2] == ["ok", "stock's: this overlay has no attention class"]
+
+
+def test_a_running_servers_options_are_looked_at(
+    cli: Cli, fake: FakeVllm, cards: Cards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards(8, 80)
+    command = 'python vllm serve m --block-size 64 --engram-config {"cpu_offload": true}'
+    monkeypatch.setattr(
+        process, "running", lambda root: (process.Process(7, command), process.Process(8, "VLLM::Worker"))
+    )
+    run = cli("doctor", "--target", fake.site)
+    assert run.code == 1
+    assert [name for name in rows(run.out) if name.startswith("process")] == ["process 7: --block-size 64"]
