@@ -221,21 +221,33 @@ def bench(
     return o.run(command.run, options, json, quiet, verbose, no_color)
 
 
-@app.command(epilog=o.examples("deepinfer doctor", "deepinfer doctor --json > report.json"))
+@app.command(
+    epilog=o.examples(
+        "deepinfer doctor",
+        "deepinfer doctor --tp 2 --partition 14,14,12",
+        "deepinfer doctor --serve 'vllm serve MODEL -tp 8 --block-size 64'",
+    )
+)
 def doctor(
     target: o.Target = None,
     python: o.Python = None,
+    serve: o.ServeLine = None,
+    tp: o.TensorParallel = None,
+    pp: o.PipelineParallel = None,
+    partition: o.Partition = None,
+    context: o.Context = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
     verbose: o.Verbose = 0,
     no_color: o.NoColor = False,
     debug: o.Debug = False,
 ) -> int:
-    """Check this machine and what to do about it.
+    """Check this machine and say how to serve on it.
 
-    Driver, GPUs, vLLM and its packages, nvcc, disk, caches, overlay. Exit code 1 when a row is an error.
+    Driver, GPUs, vLLM and its packages, nvcc, disk, caches, overlay, kernels, settings, and a `vllm serve` line for these GPUs.
+    Exit code 1 when a row is a problem.
     """
     from deepinfer_cli.commands import doctor as command
 
-    options = command.DoctorOptions(o.TargetOptions(target, python))
+    options = command.DoctorOptions(o.TargetOptions(target, python), serve, tp, pp, partition, context)
     return o.run(command.run, options, json, quiet, verbose, no_color)

@@ -2,7 +2,8 @@
 
     python scripts/compile_recorded.py RECORD [RECORD...] [--arch sm80 sm86] [--path FOLDER] [--output FILE]
 
-RECORD is a run's document.json, its kernels.jsonl, or the runs.tar.gz of `gpu_e2e.py`. Run it with an interpreter that
+RECORD is the document of `deepinfer verify --e2e --output`, one run's document.json or kernels.jsonl, or the runs.tar.gz of
+`gpu_e2e.py`. Run it with an interpreter that
 can import that vLLM (`--path` is put first). The exit code is 1 if a kernel does not compile, or cannot be built again.
 """
 
@@ -63,11 +64,13 @@ def _options() -> argparse.Namespace:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The kernels in one record; of an archive those of the runs that generated SM8x code."""
+    """The kernels in one record; of several runs those of the ones that ran SM8x code."""
     if path.suffix == ".jsonl":
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     if path.suffix == ".json":
-        return list(json.loads(path.read_text(encoding="utf-8"))["kernels"])
+        document = json.loads(path.read_text(encoding="utf-8"))
+        runs = [run for run in document.get("data", {}).get("runs", []) if run["arch"]]
+        return [kernel for run in runs or [document] for kernel in run.get("kernels", [])]
     found: list[dict[str, Any]] = []
     with tarfile.open(path) as archive:
         for name in archive.getnames():

@@ -147,6 +147,19 @@ Force = Annotated[
         "--force", help="Go on where files were edited; a copy of each is kept and its place is printed."
     ),
 ]
+ServeLine = Annotated[
+    str | None,
+    _option("--serve", metavar="LINE", help="A `vllm serve` line to look at for settings that go wrong."),
+]
+TensorParallel = Annotated[int | None, _option("--tp", min=1, metavar="N", help="GPUs of one stage.")]
+PipelineParallel = Annotated[int | None, _option("--pp", min=1, metavar="N", help="Stages.")]
+Partition = Annotated[
+    str | None, _option("--partition", metavar="LAYERS", help="Layers of each stage, such as 20,20.")
+]
+Context = Annotated[
+    int | None,
+    _option("--context", min=1, metavar="TOKENS", help="Context length; default: the longest that fits."),
+]
 Arch = Annotated[
     str | None,
     _option(

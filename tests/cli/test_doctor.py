@@ -37,6 +37,8 @@ def interpreter(**versions: str | None) -> Callable[[Path], dict[str, object]]:
     return lambda python: {
         "python": "3.12.1",
         "versions": {"torch": None, "triton": None, "tilelang": None} | versions,
+        "torch_version_py": None,
+        "cuda_home": None,
     }
 
 
@@ -56,11 +58,11 @@ def test_a_machine_without_a_gpu_is_exit_1_with_the_way_on(cli: Cli, fake: FakeV
     run = cli("doctor", "--target", fake.site)
     found = rows(run.out)
     assert run.code == 1
-    assert found["architecture"][0] == "error"
+    assert found["architecture"][0] == "problem"
     assert "--arch sm80" in found["architecture"][2]
     assert found["vLLM"][:2] == ["ok", f"0.33.0, environment, {fake.root}"]
     assert found["overlay"] == ["ok", "not-installed", f"deepinfer install --target {fake.site} --arch sm80"]
-    assert run.out.splitlines()[-1].startswith(f"{len(found) - 1} checks, 1 error, ")
+    assert run.out.splitlines()[-1].startswith(f"{len(found) - 1} checks, 1 problem, ")
 
 
 def test_packages_are_compared_with_what_vllm_pins(
@@ -73,8 +75,8 @@ def test_packages_are_compared_with_what_vllm_pins(
     found = rows(run.out)
     assert run.code == 0
     assert found["torch"] == ["ok", "2.14.0+cu130", "vLLM pins ==2.14.0"]
-    assert found["tilelang"] == ["warn", "0.1.9", "vLLM 0.33.0 pins tilelang==0.1.12"]
-    assert found["triton"][:2] == ["warn", "not installed"]
+    assert found["tilelang"] == ["note", "0.1.9", "vLLM 0.33.0 pins tilelang==0.1.12"]
+    assert found["triton"][:2] == ["note", "not installed"]
     assert found["GPU 0"] == ["ok", "NVIDIA Card, sm80, 80 GiB", "-"]
     assert found["driver"][1] == "580.65.06, runs CUDA up to 13.0 (nvml)"
 
@@ -97,7 +99,7 @@ def test_a_probe_that_breaks_is_a_row(cli: Cli, fake: FakeVllm, monkeypatch: pyt
 
     monkeypatch.setattr(doctor, "interpreter", broken)
     found = rows(cli("doctor", "--target", fake.site).out)
-    assert found["packages"] == ["warn", "could not be checked: no such interpreter", "-"]
+    assert found["packages"] == ["note", "could not be checked: no such interpreter", "-"]
     assert "free disk" in found
 
 
@@ -105,7 +107,7 @@ def test_no_vllm_is_a_row_and_the_rest_still_answers(cli: Cli, tmp_path: Path) -
     run = cli("doctor", "--target", tmp_path)
     found = rows(run.out)
     assert run.code == 1
-    assert found["vLLM"][0] == "error"
+    assert found["vLLM"][0] == "problem"
     assert "cache Triton" in found
 
 
@@ -116,7 +118,7 @@ def test_a_damaged_install_is_an_error_row(cli: Cli, fake: FakeVllm, gpus: Calla
     (fake.root / "deepinfer_sm80" / "gate.py").write_text("edited")
     run = cli("doctor", "--target", fake.site)
     assert run.code == 1
-    assert rows(run.out)["overlay"] == ["error", "modified", f"deepinfer status --target {fake.site}"]
+    assert rows(run.out)["overlay"] == ["problem", "modified", f"deepinfer status --target {fake.site}"]
 
 
 def test_json_has_every_row_and_the_errors(cli: Cli, fake: FakeVllm) -> None:
@@ -132,6 +134,7 @@ def test_the_real_interpreter_is_asked_without_importing_anything() -> None:
     answer = doctor.interpreter(Path(sys.executable))
     assert answer["python"] == sys.version.split()[0]
     assert set(answer["versions"]) == {"torch", "triton", "tilelang"}
+    assert {"torch_version_py", "cuda_home"} < set(answer)
 
 
 def test_a_vllm_that_cannot_be_looked_at_is_a_row(
@@ -143,5 +146,5 @@ def test_a_vllm_that_cannot_be_looked_at_is_a_row(
     monkeypatch.setattr(vllm, "find_target", broken)
     run = cli("doctor", "--target", fake.site)
     assert run.code == 1
-    assert rows(run.out)["vLLM"] == ["error", "/opt/vllm/__init__.py: Permission denied", "its permissions"]
+    assert rows(run.out)["vLLM"] == ["problem", "/opt/vllm/__init__.py: Permission denied", "its permissions"]
     assert "nvcc" in rows(run.out)

@@ -47,7 +47,7 @@ def test_hooks_without_the_package_are_an_error_that_rollback_ends(
     assert shown.code == 1
     assert "they cannot be imported" in shown.out
     assert f"next: deepinfer rollback --target {fake.site}\n" in shown.err
-    assert "\terror\tmodified\t" in cli("doctor", "--target", fake.site).out
+    assert "\tproblem\tmodified\t" in cli("doctor", "--target", fake.site).out
     done = follow(cli, shown)
     assert done.code == 0
     if left != "nothing":

@@ -231,7 +231,7 @@ def far(engine: Any, phase: dict[str, Any]) -> dict[str, Any]:
 
 
 def timing(engine: Any, phase: dict[str, Any]) -> dict[str, Any]:
-    """Milliseconds of a prefill step of `prefill` tokens and of a decode step of each batch size; medians.
+    """Milliseconds of a prompt of `prefill` tokens, and of a decode step of each batch size.
 
     Prompts are new each time, so nothing comes from the prefix cache.
     """

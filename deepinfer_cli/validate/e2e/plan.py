@@ -74,8 +74,14 @@ _GRAPHS: dict[str, Any] = {
     "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8]},
 }
 _DRAFT: dict[str, Any] = {"speculative_config": {"method": "dspark", "num_speculative_tokens": DRAFT_TOKENS}}
+# reductions over NVLink multicast are not what is tested, and a fault in them can take a whole host's GPUs with it
+_NO_MULTICAST = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+}
 _TIMES: dict[str, Any] = {
-    "name": "times", "do": "time", "prefill": 8_000, "batches": [1, 8], "steps": 32, "context": 1_500,
+    "name": "times", "do": "time", "prefill": 8_000, "batches": [1, 8], "steps": 64, "context": 1_500,
 }  # fmt: skip
 
 CONFIGURATIONS: dict[str, Configuration] = {
@@ -112,6 +118,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
         engine={"tensor_parallel_size": 2},
         phases=_phases(SHORT_EDGES),
         gpus=2,
+        env=_NO_MULTICAST,
     ),
     # the cut before layer 4, a KV source, is one of the few that V4.1 allows
     "pp2": Configuration(
@@ -119,7 +126,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
         engine={"pipeline_parallel_size": 2},
         phases=_phases(SHORT_EDGES),
         gpus=2,
-        env={"VLLM_PP_LAYER_PARTITION": "4,4"},
+        env={**_NO_MULTICAST, "VLLM_PP_LAYER_PARTITION": "4,4"},
     ),
 }
 DEFAULT = ("graphs",)
@@ -206,13 +213,7 @@ class Run:
         return env
 
 
-_DECIDING = (
-    "DEEPINFER_",
-    "TRITON_OVERRIDE_ARCH",
-    "TRITON_INTERPRET",
-    "VLLM_PP_LAYER_PARTITION",
-    "VLLM_PLUGINS",
-)
+_DECIDING = ("DEEPINFER_", "TRITON_OVERRIDE_ARCH", "TRITON_INTERPRET", "VLLM_PP_LAYER_PARTITION")
 _SETTINGS = {
     # the engine in the child's own process: its scheduler and model can be reached
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

@@ -105,3 +105,20 @@ def test_of_an_archive_only_generated_code_counts(tmp_path):
         for name in ("stock", "sm80"):
             archive.add(tmp_path / name / "document.json", f"{name}/document.json")
     assert module.read(tmp_path / "runs.tar.gz") == [{"name": "sm80"}]
+
+
+def test_the_document_of_verify_is_a_record(tmp_path):
+    runs = [{"arch": "sm80", "kernels": [GOOD]}, {"arch": None, "kernels": [FP8]}]
+    (tmp_path / "verify.json").write_text(json.dumps({"data": {"runs": runs}}))
+    (tmp_path / "kernels_here.py").write_text(KERNELS)
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        str(tmp_path / "verify.json"),
+        "--path",
+        str(tmp_path),
+        "--arch",
+        "sm80",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,51 @@
+"""docs/doctor.md states what the functions compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deepinfer_cli.serve import memory, recommend
+from deepinfer_cli.serve.memory import Layout, Load
+
+DOC = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "gib"),
+    [
+        ("8 x A100 80 GB", 8, 80),
+        ("4 x A100 80 GB", 4, 80),
+        ("8 x A100 40 GB", 8, 40),
+        ("8 x A6000 48 GB", 8, 48),
+        ("4 x A6000 48 GB", 4, 48),
+        ("8 x RTX 3090 24 GB", 8, 24),
+        ("16 x RTX 3090 24 GB", 16, 24),
+    ],
+)
+def test_the_table(name: str, gpus: int, gib: int) -> None:
+    row = next(line for line in DOC.splitlines() if line.startswith(f"| {name} |"))
+    advice = recommend.advise(gpus, gib)
+    if advice.best is None:
+        assert "| nothing: " in row and all(text in row for text in advice.nearest)
+        return
+    best = advice.best
+    assert f"{best.layout.name}: {best.stages[best.tightest].total:.1f} of {best.usable:.1f} GiB" in row
+    assert f"context {advice.load.context:,}, pool {best.tokens / 1e6:.1f} million tokens" in row
+
+
+@pytest.mark.parametrize(("gpus", "gib"), [(8, 80), (8, 48)])
+def test_the_lines(gpus: int, gib: int) -> None:
+    line = recommend.advise(gpus, gib).line
+    assert line is not None and f"\n{line}\n" in DOC
+
+
+def test_the_figures_in_the_text() -> None:
+    whole = memory.CHECKPOINT - memory.ENGRAM
+    padding = memory.EXPERTS / 8 * (memory.expert_padding(Layout(8)) - 1)
+    assert f"{whole:.1f} GiB" in DOC and f"{padding:.1f} GiB more" in DOC
+    assert (
+        f"{memory.workspace(Load()):.1f} GiB at 1,048,576; {memory.workspace(Load('0.31.0')):.1f} in 0.30"
+        in DOC
+    )

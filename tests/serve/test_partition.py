@@ -1,0 +1,106 @@
+"""Where stock vLLM can cut the model, and what it is told where it cannot."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import pytest
+
+from deepinfer_cli.serve import partition
+
+
+def shared_cache_is_local(sizes: tuple[int, ...]) -> bool:
+    """The rule as vLLM has it: a layer's KV source, the last source not after it, is built on its own stage."""
+    starts = [sum(sizes[:stage]) for stage in range(len(sizes) + 1)]
+    for begin, end in pairwise(starts):
+        for layer in range(max(begin, 2), end):
+            if max(source for source in (2, 8, 14, 20) if source <= layer) < begin:
+                return False
+    return True
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_every_partition_is_judged_as_vllm_does(stages: int) -> None:
+    judged = 0
+    for chosen in combinations(range(1, 40), stages - 1):
+        ends = (*chosen, 40)
+        sizes = tuple(end - start for start, end in zip((0, *chosen), ends, strict=True))
+        assert partition.check(sizes).legal is shared_cache_is_local(sizes), sizes
+        judged += partition.check(sizes).legal
+    assert judged == len(partition.legal(stages)) > 0
+
+
+def test_the_known_ones() -> None:
+    assert partition.CUTS == (1, 2, 8, 14, 20)
+    for sizes in ((20, 20), (8, 12, 20), (14, 6, 20), (40,), (1, 1, 6, 6, 6, 20)):
+        assert partition.check(sizes).legal
+    assert partition.legal(2)[0] == (20, 20)
+    assert partition.legal(7) == ()
+
+
+def test_the_published_layout_is_refused_by_name_and_the_nearest_is_printed() -> None:
+    verdict = partition.check((14, 14, 12))
+    assert not verdict.legal and verdict.nearest == (14, 6, 20)
+    assert "published layout of six GPUs" in verdict.reason
+    assert "before layer 28 is inside the group of layer 20" in verdict.reason
+    assert "NotImplementedError" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("sizes", "stages", "word", "near"),
+    [
+        ((21, 20), None, "add up to 41", (20, 20)),
+        ((40, 0), None, "a stage has no layer", (20, 20)),
+        ((20, 20), 3, "has 2 stages, the pipeline has 3", (8, 12, 20)),
+        ((13, 14, 13), None, "before layer 13 is inside the group of layer 8", (14, 6, 20)),
+        ((5,) * 8, None, "before layer 5 is inside the group of layer 2", None),
+    ],
+)
+def test_what_is_refused_says_why(sizes, stages, word, near) -> None:
+    verdict = partition.check(sizes, stages)
+    assert not verdict.legal and word in verdict.reason and verdict.nearest == near
+
+
+@pytest.mark.parametrize("text", ["", "a,b", "20;20", "20,", "2.5,3"])
+def test_what_is_no_partition_is_no_partition(text: str) -> None:
+    with pytest.raises(ValueError, match="no list of layers"):
+        partition.parse(text)
+    assert partition.parse(" 20, 20") == (20, 20)
+
+
+def test_engram_after_the_first_stage_is_lost_before_033() -> None:
+    assert partition.skipped_engram((14, 6, 20), "0.32.0") == (14,)
+    assert partition.skipped_engram((1, 19, 20), "0.30.0") == (1, 14)
+    assert partition.skipped_engram((14, 6, 20), "0.33.0") == ()
+    assert partition.skipped_engram((20, 20), "0.30.0") == ()
+    assert partition.skipped_engram((40,), "0.30.0") == ()
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("version", ["0.30.0", "0.31.0", "0.32.0", "0.33.0"])
+def test_the_releases_say_what_is_said_of_them(version: str, pristine_release) -> None:
+    root = Path(pristine_release(version)) / "vllm"
+    attention = (root / "models/deepseek_v41/attention.py").read_text()
+    assert attention.count("NotImplementedError(") >= 2 and "kv-sharing" in attention
+    runner = (root / "v1/worker/gpu/model_runner.py").read_text()
+    guarded = (
+        'if not requires_raw_input_tokens(self.model):\n                model_inputs["input_ids"] = None'
+    )
+    assert (guarded in runner) is (partition.minor(version) >= 33)
+    assert 'model_inputs["input_ids"] = None' in runner
+    model = (root / "models/deepseek_v41/nvidia/model.py").read_text()
+    assert "supports_aux_hidden_states_over_pp" not in model
+    even = (root / "distributed/utils.py").read_text()
+    space: dict = {
+        "envs": type("envs", (), {"VLLM_PP_LAYER_PARTITION": None}),
+        "logger": __import__("logging"),
+    }
+    start = even.index("def get_pp_indices")
+    exec(even[start : even.index("\n\n\n", start)], space)
+    for stages in range(1, 9):
+        ours, starts = (
+            partition.even(stages),
+            [space["get_pp_indices"](40, rank, stages) for rank in range(stages)],
+        )
+        assert tuple(end - begin for begin, end in starts) == ours

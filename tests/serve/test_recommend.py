@@ -1,0 +1,109 @@
+"""The layout that is recommended, and the line: words that every release knows."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deepinfer_cli.serve import memory, partition, recommend, settings
+from deepinfer_cli.serve.memory import Layout, Load
+
+RELEASES = ("0.30.0", "0.31.0", "0.32.0", "0.33.0")
+
+
+def test_eight_a100_80() -> None:
+    advice = recommend.advise(8, 79.25)
+    assert advice.best is not None and advice.best.layout == Layout(8)
+    assert advice.load.context == 1_048_576 and advice.load.speculative
+    assert advice.best.tokens > 9_000_000
+    assert any("33 % more" in reason for reason in advice.reasons)
+
+
+def test_eight_a6000_48_take_whole_experts_and_a_shorter_context() -> None:
+    advice = recommend.advise(8, 47.99)
+    assert advice.best is not None
+    assert advice.best.layout == Layout(8, expert_parallel=True)
+    assert advice.load.context == 524_288 and advice.best.tokens >= 524_288
+    assert any("not tested" in reason for reason in advice.reasons)
+
+
+def test_eight_a100_40_do_not_do_and_the_sum_says_why() -> None:
+    advice = recommend.advise(8, 40)
+    assert advice.best is None and advice.line is None
+    assert "8 x 40.0 GiB is 320 GiB; the weights without Engram are 286.5 GiB" in advice.reasons
+    assert "of 36.8 GiB" in advice.reasons[1]
+    assert any(text.startswith("16 GPUs of this size") for text in advice.nearest)
+    assert any(text.startswith("8 GPUs of 48 GB") for text in advice.nearest)
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3, 4, 6, 8, 10, 16])
+@pytest.mark.parametrize("gib", [24, 48, 80, 141])
+@pytest.mark.parametrize("release", ["0.30.0", "0.33.0"])
+def test_what_is_recommended_is_legal_and_fits(gpus: int, gib: int, release: str) -> None:
+    advice = recommend.advise(gpus, gib, Load(release=release))
+    if advice.best is None:
+        assert advice.reasons
+        return
+    layout = advice.best.layout
+    assert layout.gpus <= gpus and partition.check(layout.partition).legal
+    assert not partition.skipped_engram(layout.partition, release)
+    assert advice.best.tokens >= advice.load.context
+    assert all(stage.total < advice.best.usable for stage in advice.best.stages)
+    assert not (advice.load.speculative and layout.pp > 1)
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(8), Layout(8, expert_parallel=True), Layout(4, (20, 20)), Layout(1, (14, 6, 20))]
+)
+def test_the_line_has_no_setting_that_is_known_to_go_wrong(layout: Layout) -> None:
+    line = recommend.serve_line(layout, replace(Load(), speculative=layout.pp == 1))
+    words = shlex.split(line)
+    environ = dict(word.split("=", 1) for word in words[: words.index("vllm")])
+    options = settings.parse_options(words)
+    assert settings.check(settings.Settings(environ, options)) == []
+    assert json.loads(options["engram-config"]) == {"cpu_offload": True}
+    assert (options.get("pipeline-parallel-size"), environ.get(partition.VARIABLE)) == (
+        (str(layout.pp), partition.text(layout.partition)) if layout.pp > 1 else (None, None)
+    )
+
+
+def test_a_context_that_is_asked_for_is_kept_or_refused() -> None:
+    asked = recommend.advise(8, 47.99, context=131_072)
+    assert asked.load.context == 131_072
+    assert recommend.advise(8, 47.99, context=1_048_576).best is None
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("version", RELEASES)
+def test_every_word_of_the_line_is_one_of_the_release(version: str, pristine_release) -> None:
+    root = Path(pristine_release(version)) / "vllm"
+    known = (root / "engine/arg_utils.py").read_text()
+    layout = Layout(2, (20, 20), expert_parallel=True)
+    words = shlex.split(recommend.serve_line(layout, Load(release=version)))
+    names = [word for word in words if word.startswith("--")]
+    assert len(names) == 11
+    for name in names:
+        assert f'"{name}"' in known, name
+    assert "cpu_offload: bool" in (root / "config/engram.py").read_text()
+    assert '"dspark"' in (root / "config/speculative.py").read_text()
+    assert '"marlin"' in (root / "config/kernel.py").read_text()
+    cache = (root / "config/cache.py").read_text()
+    assert '"fp8"' in cache and "gpu_memory_utilization: float = Field(default=0.92" in cache
+    assert f'"{partition.VARIABLE}"' in (root / "envs.py").read_text()
+    # the experts' width, and the block size of the indexer's cache
+    experts = (root / "model_executor/layers/fused_moe/oracle/mxfp4.py").read_text()
+    marlin = experts.index("Mxfp4MoeBackend.BATCHED_MARLIN):\n")
+    assert (
+        f"intermediate_size = round_up(intermediate_size, {memory.MARLIN_WIDTH})"
+        in experts[marlin : marlin + 200]
+    )
+    indexer = (root / "v1/attention/backends/mla/indexer.py").read_text()
+    start = indexer.index("class DeepseekV41IndexerBackend")
+    assert (
+        "return [64 if current_platform.is_device_capability_family(90) else 128]"
+        in indexer[start : start + 1200]
+    )

@@ -1,0 +1,140 @@
+"""Settings that go wrong: each is found, and its neighbour that is right is not."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from deepinfer_cli.serve import settings
+from deepinfer_cli.serve.settings import Settings, parse_options
+
+DOCS = Path(__file__).parents[2] / "docs" / "doctor.md"
+
+
+def names(line: str = "", release: str = "0.33.0", **environ: str) -> list[tuple[str, str]]:
+    found = settings.check(Settings(environ, parse_options(shlex.split(line)), release))
+    return [(one.name, one.severity) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "severity"),
+    [
+        ("--kv-cache-dtype nvfp4_ds_mla", "--kv-cache-dtype nvfp4_ds_mla", "problem"),
+        ("--kv-cache-dtype=bfloat16", "--kv-cache-dtype bfloat16", "problem"),
+        ("--block-size 64", "--block-size 64", "problem"),
+        ("--cpu-offload-gb 10", "--cpu-offload-gb", "note"),
+        ("--gpu-memory-utilization 0.97", "--gpu-memory-utilization 0.97", "note"),
+        ("--attention-backend FLASHMLA", "--attention-backend FLASHMLA", "problem"),
+        ("--attention-config.backend FLASHMLA", "--attention-backend FLASHMLA", "problem"),
+        ("--prefill-context-parallel-size 2", "--prefill-context-parallel-size", "problem"),
+        ("--moe-backend deep_gemm", "--moe-backend deep_gemm", "problem"),
+        ("--moe-backend flashinfer-trtllm", "--moe-backend flashinfer_trtllm", "problem"),
+        ("--moe-backend emulation", "--moe-backend emulation", "note"),
+        ("--enable-expert-parallel -dp 2", "--enable-expert-parallel with --data-parallel-size", "note"),
+        ("--enable-dbo", "--enable-dbo", "problem"),
+        ("""--engram-config '{"cpu_offload": false}'""", "--engram-config cpu_offload false", "note"),
+        ("--engram-config.cpu-offload False", "--engram-config cpu_offload false", "note"),
+        ("--enforce-eager", "--enforce-eager", "note"),
+        ("--kernel-config.enable_jit_warmup=False", "enable_jit_warmup off", "note"),
+        ("""--kernel_config '{"enable_jit_warmup": false}'""", "enable_jit_warmup off", "note"),
+        ("-tp 6", "--tensor-parallel-size 6", "problem"),
+        ("-tp=16", "--tensor-parallel-size 16", "problem"),
+        ("-pp 3", "3 equal stages", "problem"),
+        ("--pipeline-parallel-size 9", "9 equal stages", "problem"),
+        ("""-sc '{"method": "mtp"}'""", "--speculative-config method mtp", "problem"),
+        ("-sc {method: dspark}", "--speculative-config", "note"),
+        ("""-sc '{"method": "dspark"}' -pp 2""", "--speculative-config method dspark with --pipeline-parallel-size",
+         "problem"),
+    ],
+)  # fmt: skip
+def test_options_that_go_wrong(line: str, name: str, severity: str) -> None:
+    assert names(line) == [(name, severity)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "vllm serve model -tp 8 --block-size 128 --kv-cache-dtype fp8 --moe-backend marlin",
+        "--kv-cache-dtype auto --kv_cache_dtype fp8_ds_mla",
+        "--attention-backend ROCM_FLASHMLA_SPARSE_DSV41",
+        "-pp 2",
+        "-pp 1 --gpu-memory-utilization 0.9",
+        """--speculative-config '{"method": "dspark", "num_speculative_tokens": 5}' -tp 8""",
+        "--enable-expert-parallel -tp 8",
+        """--engram-config '{"cpu_offload": true}'""",
+    ],
+)
+def test_options_that_are_right(line: str) -> None:
+    assert names(line) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "severity"),
+    [
+        ("VLLM_MXFP8_EMULATION_DEQUANT_AT_LOAD", "0", "problem"),
+        ("VLLM_USE_BREAKABLE_CUDAGRAPH", "0", "problem"),
+        ("VLLM_USE_V2_MODEL_RUNNER", "0", "problem"),
+        ("VLLM_MARLIN_INPUT_DTYPE", "int8", "problem"),
+        ("VLLM_PLE_CPU_OFFLOAD", "0", "note"),
+        ("TRITON_INTERPRET", "1", "problem"),
+        ("TRITON_OVERRIDE_ARCH", "sm80", "note"),
+        ("VLLM_PP_LAYER_PARTITION", "14,14,12", "problem"),
+        ("VLLM_PP_LAYER_PARTITION", "twenty", "problem"),
+    ],
+)
+def test_variables_that_go_wrong(variable: str, value: str, severity: str) -> None:
+    line = "-pp 3" if variable == "VLLM_PP_LAYER_PARTITION" else ""
+    assert names(line, **{variable: value}) == [(f"{variable}={value}", severity)]
+
+
+def test_variables_that_are_right() -> None:
+    right = {
+        "VLLM_MXFP8_EMULATION_DEQUANT_AT_LOAD": "True",
+        "VLLM_USE_BREAKABLE_CUDAGRAPH": "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "1",
+        "VLLM_PLE_CPU_OFFLOAD": "1",
+        "VLLM_PP_LAYER_PARTITION": "8,12,20",
+        "TRITON_INTERPRET": "0",
+    }
+    assert names("-pp 3", **right) == []
+
+
+def test_before_033_a_legal_cut_may_still_lose_engram() -> None:
+    (found,) = settings.partition_findings("8,12,20", 3, "0.32.0")
+    assert found.severity == "problem" and "Engram in layer 14" in found.text
+    assert "20,20" in found.hint
+    (other,) = settings.partition_findings("14,14,12", 3, "0.32.0")
+    assert "passes over Engram" in other.hint
+    assert list(settings.partition_findings("20,20", 2, "0.32.0")) == []
+
+
+def test_options_of_a_process_have_no_quotes_left() -> None:
+    words = ["vllm", "serve", "m", "--speculative-config", '{"method":', '"dspark"}', "-tp", "8"]
+    options = parse_options(words)
+    assert options == {"speculative-config": '{"method": "dspark"}', "tensor-parallel-size": "8"}
+
+
+def test_every_finding_has_a_source_and_stands_in_the_docs() -> None:
+    text = DOCS.read_text()
+    for variable in settings.VARIABLES:
+        assert variable[0] in text and variable[5]
+    for option in ("--kv-cache-dtype", "--block-size", "--cpu-offload-gb", "--gpu-memory-utilization", "--attention-backend",
+                   "--prefill-context-parallel-size", "--moe-backend", "--enable-expert-parallel", "--enable-dbo",
+                   "--engram-config", "--enforce-eager", "enable_jit_warmup", "--tensor-parallel-size",
+                   "--speculative-config", "VLLM_PP_LAYER_PARTITION"):  # fmt: skip
+        assert f"`{option}" in text, option
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("version", ["0.30.0", "0.31.0", "0.32.0", "0.33.0"])
+def test_the_releases_read_these_variables(version: str, pristine_release) -> None:
+    known = (Path(pristine_release(version)) / "vllm" / "envs.py").read_text()
+    for name, *_ in settings.VARIABLES:
+        if name.startswith("VLLM_") and not (name == "VLLM_PLE_CPU_OFFLOAD" and version != "0.30.0"):
+            assert f'"{name}"' in known, name
+    assert (
+        "VLLM_PLE_CPU_OFFLOAD" in (Path(pristine_release(version)) / "vllm/config/engram.py").read_text()
+    ) is (version == "0.30.0")
