@@ -163,7 +163,9 @@ def _shifted_page(op: str, cache: str) -> Function:
     def wrong(**kwargs: Any) -> None:
         pages = kwargs[cache]
         close = pages.shape[1] * pages.shape[2]
-        tight = torch.as_strided(pages, tuple(pages.shape), (close, pages.shape[2], 1), pages.storage_offset())
+        tight = torch.as_strided(
+            pages, tuple(pages.shape), (close, pages.shape[2], 1), pages.storage_offset()
+        )
         ORACLES[op](**{**kwargs, cache: tight})
 
     return wrong

@@ -52,7 +52,6 @@ class Bar:
         case: params that tell the row; `max_smem` and `layout` are None unless named.
         missed: why the value that was asked for is not reached; empty where it is. Reaching it makes the test fail, so
             that this is taken away.
-        unmeasured: why the baseline has no time in the summary; a time makes the test fail too.
     """
 
     op: str
@@ -62,7 +61,6 @@ class Bar:
     code: str = "sm80"
     case: dict[str, Any] = field(default_factory=dict)
     missed: str = ""
-    unmeasured: str = ""
 
     def __str__(self) -> str:
         words = [
@@ -75,19 +73,10 @@ class Bar:
         return "-".join(map(str, words))
 
 
-UNMEASURED = (
-    "the check before timing asked stock for bit-exact residuals; it has them within one step, and may now"
+T12 = (
+    "7.9 us against 11.5; 4.0 were needed, and the steps that depend on each other take longer on this card: "
+    "benchmarks/results/checks/mhc_latency_floor.txt"
 )
-
-
-def _stock_has_no_time(op: str, tokens: int) -> str:
-    return UNMEASURED if (op, tokens) in UNTIMED else ""
-
-
-UNTIMED = {
-    *(("mhc_fused_post_pre_delayed", tokens) for tokens in MHC_TOKENS if tokens > 1),
-    *(("mhc_post", tokens) for tokens in MHC_TOKENS if tokens > 4),
-}
 # what the issues ask for
 ASKED = (
     Bar("gather", 16384, "stock-0.30-grid", 4.02),
@@ -112,17 +101,11 @@ ASKED = (
         for heads in (64, 32)
         for tokens in (512, 2048)
     ),
-    # at 12 tokens stock took 11.9 us in a trial and ours 8.0: when both are measured together this will be a `missed`
-    *(
-        Bar(op, tokens, "stock", least, unmeasured=_stock_has_no_time(op, tokens))
-        for op, tokens, least in (
-            ("mhc_fused_post_pre_delayed", 6, 1.30),
-            ("mhc_fused_post_pre_delayed", 12, 2.89),
-        )
-    ),
+    Bar("mhc_fused_post_pre_delayed", 6, "stock", 1.30),
+    Bar("mhc_fused_post_pre_delayed", 12, "stock", 2.89, missed=T12),
     Bar("mhc_pre_delayed", 2048, "stock", 3.0),
     *(
-        Bar(op, tokens, "stock", NOT_SLOWER, unmeasured=_stock_has_no_time(op, tokens))
+        Bar(op, tokens, "stock", NOT_SLOWER)
         for op in ("mhc_post", "mhc_pre_delayed", "mhc_fused_post_pre_delayed")
         for tokens in MHC_TOKENS
     ),
@@ -176,8 +159,7 @@ def speedup(document: dict[str, Any], bar: Bar) -> float:
 
 def marked(bar: Bar) -> Any:
     """`bar` as a test's parameter; one that is not reached must not be."""
-    reason, raises = (bar.missed, Slower) if bar.missed else (bar.unmeasured, NotMeasured)
-    marks = pytest.mark.xfail(reason=reason, strict=True, raises=raises) if reason else ()
+    marks = pytest.mark.xfail(reason=bar.missed, strict=True, raises=Slower) if bar.missed else ()
     return pytest.param(bar, id=str(bar), marks=marks)
 
 
@@ -206,7 +188,6 @@ def test_the_measured_speedups(bar: Bar) -> None:
     judge(results.read(SUMMARY), bar)
 
 
-@pytest.mark.xfail(reason="69.9 % in this run, 72 and 75 % in two others of the same kernel", strict=True)
 def test_gather_uses_the_bandwidth() -> None:
     assert ours(results.read(SUMMARY), Bar("gather", 49152, "stock", 0.0))["ceiling_fraction"] >= 0.7
 
@@ -228,9 +209,6 @@ class NotRecorded(AssertionError):
     """The file was written before results said which kernels they are of."""
 
 
-@pytest.mark.xfail(
-    reason="measured before a summary had a digest of each op's kernels", strict=True, raises=NotRecorded
-)
 def test_the_summary_is_of_these_kernels() -> None:
     stale = other_kernels(results.read(SUMMARY))
     assert stale == [], f"measure {', '.join(stale)} again (benchmarks/README.md)"
@@ -302,18 +280,14 @@ def test_what_is_malformed_or_too_slow_is_seen() -> None:
     )
 
 
-NO_VERIFY = pytest.mark.xfail(
-    reason="the run on this payload was cut off before its end", strict=True, raises=FileNotFoundError
-)
-
-
-@pytest.mark.parametrize("name", [pytest.param("verify", marks=NO_VERIFY), "live_0.33.0", "live_0.30.0"])
+@pytest.mark.parametrize("name", ["verify", "live_0.33.0", "live_0.30.0"])
 def test_the_checks_are_of_the_measured_payload(name: str) -> None:
     summary = results.read(SUMMARY)["environment"]["commit"]
     document = json.loads((FOLDER / "checks" / f"{name}.json").read_text(encoding="utf-8"))
     if name == "verify":
         digest, good = document["data"]["payload"]["digest"], document["status"] == "success"
-        assert {one["level"] for one in document["data"]["results"]} == {"compile", "numerics"}
+        # the compile gate needs no GPU: it is a test of its own
+        assert {one["op"] for one in document["data"]["results"] if one["level"] == "numerics"} == OPS
     else:
         digest, good = document["checks"]["bound"]["report"]["payload_digest"], document["ok"]
     assert good

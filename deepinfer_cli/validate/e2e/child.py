@@ -102,6 +102,22 @@ def _pretend(capability: list[int]) -> None:
     answer = classmethod(lambda _cls, device_id=0: seen)
     for platform in (cuda.NvmlCudaPlatform, cuda.NonNvmlCudaPlatform):
         platform.get_device_capability = answer
+    _tell_payload_the_card()
+
+
+def _tell_payload_the_card() -> None:
+    """Lets the overlay know the card that is really there: TileLang's code is assembled for that one."""
+    import vllm
+
+    if not (Path(vllm.__path__[0]) / "deepinfer_sm80").is_dir():
+        return
+    import torch
+    from vllm.deepinfer_sm80 import gate
+
+    # not asked before CUDA has started: vLLM forks some of its processes
+    gate.capability = lambda: (
+        tuple(torch.cuda.get_device_capability()) if torch.cuda.is_initialized() else None
+    )
 
 
 def _register_loader(request: dict[str, Any]) -> None:

@@ -73,7 +73,7 @@ def _one_start(backend: Any) -> Any:
     """
     starts: dict[Any, Any] = {}
 
-    class Builder(backend.get_builder_cls()):
+    class Builder(backend.get_builder_cls()):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             own = getattr(self, "no_replay_start", None)

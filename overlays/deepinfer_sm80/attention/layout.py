@@ -18,7 +18,10 @@ ROTATING_DECODE = (
 # fmt: on
 OUT = "mxfp8_out"
 WHOLE = ("self", "q", "kv", "positions", "output")
-PROJECTIONS = {("self", "o", "positions"): True, ("self", "attn_out", "positions"): False}
+PROJECTIONS: dict[tuple[str, ...], bool] = {
+    ("self", "o", "positions"): True,
+    ("self", "attn_out", "positions"): False,
+}
 PLAN = "get_prefill_chunk_plan"
 HINT = "max_gather_len"
 # the functions by which prefill does its work, in the module's own names
@@ -57,7 +60,8 @@ def read(rocm: ModuleType, stock: type) -> Layout:
     """
     rotates_all = _known(stock, "_o_proj", PROJECTIONS)
     rotating = _known(stock, "_forward_decode", {DECODE: False, ROTATING_DECODE: True})
-    with_out = _known(stock, "_forward_prefill", {PREFILL: False, (*PREFILL, OUT): True})
+    prefills: dict[tuple[str, ...], bool] = {PREFILL: False, (*PREFILL, OUT): True}
+    with_out = _known(stock, "_forward_prefill", prefills)
     _known(stock, "forward_mqa", {WHOLE: True})
     if not rotates_all == (not rotating) == (not with_out):
         raise BindError(f"{stock.__name__} mixes methods of several releases")

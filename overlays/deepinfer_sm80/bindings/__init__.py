@@ -95,7 +95,8 @@ def attach(name: str, ops: Iterable[str]) -> list[Binding]:
 
 def is_ours(value: Any) -> bool:
     """Whether `value` is a replacement made by this overlay."""
-    return isinstance(getattr(value, "__deepinfer__", None), dict)
+    # statically: vLLM puts stand-ins for packages that are not there into its modules, which raise for any attribute
+    return isinstance(inspect.getattr_static(value, "__deepinfer__", None), dict)
 
 
 def _replacement(binding: Binding, module: ModuleType) -> tuple[Any, Callable[..., Any]]:

@@ -76,7 +76,7 @@ def _prefill_logits(
 
     warm.first_call("indexer_prefill")
     logits = _logits(q, q[0].shape[0], width, clean)
-    indexer_prefill(q[0], *kv, weights, ks, ke, logits, compressed=compressed)
+    indexer_prefill(q[0], kv[0], kv[1], weights, ks, ke, logits, compressed=compressed)
     return logits
 
 

@@ -26,7 +26,7 @@ def row_counts(rows: Rows, tokens: int, generator: torch.Generator) -> list[int]
         return [rows] * tokens
     if isinstance(rows, list):
         return rows
-    return torch.randint(rows[0], rows[1] + 1, (tokens,), generator=generator).tolist()  # type: ignore[no-any-return]
+    return torch.randint(rows[0], rows[1] + 1, (tokens,), generator=generator).tolist()
 
 
 def total_rows(rows: Rows, tokens: int) -> int:
