@@ -9,7 +9,7 @@ from deepinfer_cli.detect.vllm import find_target
 from deepinfer_cli.overlay import manifest, payload
 from deepinfer_cli.validate import liverun, verify
 from deepinfer_cli.validate.model import Level, NotRun, Status
-from tests.payload.test_live import HOOKED, tree
+from tests.payload.test_live import EVERY_OP, HOOKED, OPS, tree
 
 __all__ = ["tree"]
 
@@ -30,14 +30,14 @@ def _verify(parent: Path):
 
 
 def test_bound_with_the_gate_on_and_nothing_with_it_off(tree):
-    report = _verify(tree())
+    # the small vLLM has what most of the accelerate group replaces, and its hooks leave out the rest
+    lacking = tuple(op.name for op in manifest.load().ops if op.name not in OPS)
+    report = _verify(tree(skip=lacking))
     assert [(item.case, item.status, item.reason) for item in report.results] == [
         ("overlay[bound]", Status.PASSED, ""),
         ("overlay[off with DEEPINFER_DISABLE=1]", Status.PASSED, ""),
     ]
-    assert {item["op"] for item in report.results[0].extra["bound"]} == {
-        op.name for op in manifest.load().ops if op.replaces
-    }
+    assert {item["op"] for item in report.results[0].extra["bound"]} == set(EVERY_OP)
     assert report.results[1].extra["bound"] == []
     assert not report.not_run
 

@@ -106,7 +106,7 @@ def test_another_run_finds_more(path, value):
 def test_p99_counts_a_few_tokens():
     def shake(values):
         return [
-            value + (0.4 if index % 50 == 0 else 0.0) * (1 if index % 100 else -1)
+            value + (0.32 if index % 50 == 0 else 0.0) * (1 if index % 100 else -1)
             for index, value in enumerate(values)
         ]
 
