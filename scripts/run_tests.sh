@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# All checks: lint, types, the tests that need no kernel libraries under the oldest Python here, what can differ by
-# Python under those between, then the whole suite under the first.
+# All checks: lint, types, what can differ by Python under every Python here, then the whole suite under the first.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -31,19 +30,12 @@ echo "== ruff and mypy"
 .venv/bin/ruff format --check .
 .venv/bin/mypy
 
-oldest=$(printf '%s\n' "${pythons[@]%%$'\t'*}" | sort -V | head -n 1)
 for line in "${pythons[@]}"; do
   version=${line%%$'\t'*}
   [ "$version" = "$first_version" ] && continue
-  if [ "$version" = "$oldest" ]; then
-    echo "== Python $version: the tests that need no torch"
-    which="not kernels"
-  else
-    echo "== Python $version: of these, what can differ by Python (tests/pythons.py says why)"
-    which="pythons and not kernels"
-  fi
+  echo "== Python $version: what can differ by Python (tests/pythons.py says why)"
   install ".venv-$version" "${line#*$'\t'}" unit
-  ".venv-$version/bin/python" -m pytest -q -n "$workers" -m "$which" -p no:cacheprovider
+  ".venv-$version/bin/python" -m pytest -q -n "$workers" -m "pythons and not kernels" -p no:cacheprovider
 done
 
 echo "== Python $first_version: all tests"

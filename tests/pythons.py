@@ -1,7 +1,7 @@
-"""Which tests `scripts/run_tests.sh` also runs under the Pythons between the oldest and the one that runs them all.
+"""Which tests `scripts/run_tests.sh` also runs under the Pythons beside the one that runs them all.
 
-What is not here works on files, hashes and text, alike under every Python: the oldest shows that no newer syntax or
-library is used, the first one that it works. A path below `tests`, or a test in it, has the marker `pythons`, and why.
+What is not here works on files, hashes and text, alike under every Python: mypy checks the syntax and library
+of the oldest. A path below `tests`, or a test in it, has the marker `pythons`, and why.
 """
 
 from __future__ import annotations
