@@ -6,14 +6,13 @@ because a jit function needs a source file. Prints one JSON line per case, `[id,
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import stock_source
 import torch
 from deepinfer_sm80.ops.combine import workloads as combine
 from deepinfer_sm80.ops.gather import workloads as gather
@@ -25,23 +24,8 @@ KERNELS = ("_dequantize_and_gather_k_kernel", "CombineTopkSwaIndicesKernel.kerne
 
 def cut_out(source: Path, folder: Path) -> Any:
     """A module that holds stock's two kernels and nothing else."""
-    text = source.read_text(encoding="utf-8")
-    parts = ["import triton\nimport triton.language as tl\n"]
-    for name in KERNELS:
-        *outer, last = name.split(".")
-        body = ast.parse(text).body
-        if outer:
-            body = next(n for n in body if isinstance(n, ast.ClassDef) and n.name == outer[0]).body
-        function = next(n for n in body if isinstance(n, ast.FunctionDef) and n.name == last)
-        function.decorator_list = []
-        parts.append("@triton.jit\n" + ast.unparse(function))
-    path = folder / "stock_kernels.py"
-    path.write_text("\n\n".join(parts), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("stock_kernels", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    head = "import triton\nimport triton.language as tl\n"
+    return stock_source.module("stock_kernels", [head, *stock_source.kernels(source, KERNELS)], folder)
 
 
 def stock_gather(kernels: Any, **inputs: Any) -> None:

@@ -7,13 +7,13 @@ into a module in FOLDER, because a jit function needs a source file. Prints one 
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import stock_source
 import torch
 from deepinfer_sm80.ops.ragged import workloads
 
@@ -36,13 +36,7 @@ def cut_out(source: Path, folder: Path) -> Any:
         for node in body
         if isinstance(node, ast.FunctionDef) and node.name in (FUNCTION, *KERNELS)
     ]
-    path = folder / "stock_ragged.py"
-    path.write_text("\n\n".join(parts), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("stock_ragged", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return stock_source.module("stock_ragged", parts, folder)
 
 
 def check(case: Any, stock: Callable[..., Any]) -> None:

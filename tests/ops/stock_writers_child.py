@@ -8,13 +8,12 @@ The interpreter multiplies and adds where a GPU's code has one fused step, and s
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import stock_source
 import torch
 import triton.language as tl
 from deepinfer_sm80.ops.indexer_k import workloads as indexer_k
@@ -62,23 +61,8 @@ def cast_as_torch_does() -> None:
 
 def cut_out(package: Path, folder: Path) -> Any:
     """A module that holds stock's kernels and nothing else."""
-    parts = [HEAD]
-    for file, names in SOURCES.items():
-        for name in names:
-            body = ast.parse((package / file).read_text(encoding="utf-8")).body
-            *outer, last = name.split(".")
-            if outer:
-                body = next(n for n in body if isinstance(n, ast.ClassDef) and n.name == outer[0]).body
-            function = next(n for n in body if isinstance(n, ast.FunctionDef) and n.name == last)
-            function.decorator_list = []
-            parts.append("@triton.jit\n" + ast.unparse(function))
-    path = folder / "stock_writers.py"
-    path.write_text("\n\n".join(parts), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("stock_writers", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    parts = [part for file, names in SOURCES.items() for part in stock_source.kernels(package / file, names)]
+    return stock_source.module("stock_writers", [HEAD, *parts], folder)
 
 
 def stock_insert(kernels: Any, **inputs: Any) -> None:
