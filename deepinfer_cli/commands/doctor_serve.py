@@ -12,12 +12,11 @@ from deepinfer_cli.commands.doctor_row import Row, Status
 from deepinfer_cli.detect import host
 from deepinfer_cli.detect.gpu import Gpu, GpuReport
 from deepinfer_cli.detect.target import Target
+from deepinfer_cli.errors import UsageError
 from deepinfer_cli.render import joined
 from deepinfer_cli.serve import kernels, memory, partition, recommend, settings
 from deepinfer_cli.serve.memory import Layout, Load
 from deepinfer_cli.serve.recommend import Advice
-
-_SWITCH_HINT = "a vLLM that starts with this variable stops on an SM8x card; correct it or unset it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +39,17 @@ def switch_rows() -> Iterator[Row]:
     """The `DEEPINFER_*` variables of this shell."""
     from deepinfer_sm80 import gate
 
-    from deepinfer_cli.overlay import manifest
+    from deepinfer_cli.overlay import payload
+    from deepinfer_cli.validate import switches
 
     try:
-        off = gate.disabled()
-        names = () if off else gate.disabled_ops(op.name for op in manifest.load().ops if op.replaces)
-        forced = None if off else gate.forced_arch()
-    except gate.SwitchError as error:
-        yield Row("switches", "problem", str(error), _SWITCH_HINT)
+        found = switches.read(payload.bundled().root)
+    except UsageError as error:
+        yield Row("switches", "problem", str(error), error.hint or "")
         return
-    said = [f"{gate.DISABLE} is on"] if off else []
-    said += [f"{gate.DISABLE_OPS} leaves {joined(names)} to stock"] if names else []
-    said += [f"{gate.FORCE_ARCH} takes {forced}'s kernels on any card"] if forced else []
+    said = [f"{gate.DISABLE} is on"] if found.disabled else []
+    said += [f"{gate.DISABLE_OPS} leaves {joined(found.ops)} to stock"] if found.ops else []
+    said += [f"{gate.FORCE_ARCH} takes {found.forced}'s kernels on any card"] if found.forced else []
     yield Row("switches", "note" if said else "ok", "; ".join(said) or "none set")
 
 

@@ -19,9 +19,8 @@ from deepinfer_cli.output import Output, document
 from deepinfer_cli.overlay import payload
 from deepinfer_cli.render import Justify, Table, plural, table
 from deepinfer_cli.result import ErrorItem, Result
-from deepinfer_cli.validate import runner, verify
+from deepinfer_cli.validate import runner, switches, verify
 from deepinfer_cli.validate.model import CaseResult, Level, NotRun, Status, VerifyReport
-from deepinfer_cli.validate.switches import check_switches
 
 SUITES = ("smoke", "full")
 RIGHT: Justify = "right"
@@ -73,7 +72,7 @@ def run(opts: VerifyOptions, out: Output) -> Result:
         opts = replace(opts, arch=arch_name(opts.arch))
     target = find_target(opts.where, out)
     root = payload_root(target, out)
-    check_switches(root)
+    switches.read(root)
     if opts.e2e:
         return _end_to_end(opts, target, out)
     request = verify.Request(

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from deepinfer_cli.errors import UsageError
 from deepinfer_cli.overlay import manifest
 
 
-def check_switches(root: Path) -> None:
-    """Refuses what the overlay at `root` would refuse when vLLM starts.
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """What the variables say.
+
+    Attributes:
+        disabled: everything is left to stock; the others are then not read.
+        ops: ops that are left to stock.
+        forced: architecture whose kernels are used on any card.
+    """
+
+    disabled: bool
+    ops: tuple[str, ...] = ()
+    forced: str | None = None
+
+
+def read(root: Path) -> Switches:
+    """The variables as the overlay at `root` would read them.
 
     Raises:
         UsageError: a value means nothing, or names an op that is none or replaces nothing (`switch-invalid`).
@@ -18,13 +34,11 @@ def check_switches(root: Path) -> None:
     from deepinfer_sm80 import gate
 
     try:
-        # the others are not read then
         if gate.disabled():
-            return
-        if os.environ.get(gate.DISABLE_OPS):
-            known = manifest.load(root / "manifest.toml").ops
-            gate.disabled_ops(op.name for op in known if op.replaces)
-        gate.forced_arch()
+            return Switches(True)
+        # the manifest is not needed where no op is named
+        known = manifest.load(root / "manifest.toml").ops if os.environ.get(gate.DISABLE_OPS) else ()
+        return Switches(False, gate.disabled_ops(op.name for op in known if op.replaces), gate.forced_arch())
     except gate.SwitchError as error:
         raise UsageError(
             str(error),
