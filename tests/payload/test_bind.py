@@ -326,3 +326,18 @@ def test_binding_does_not_start_cuda(payload, vllm, cache_utils, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     payload.bind(CACHE_UTILS)
     assert bound(cache_utils) == {GATHER, COMBINE}
+
+
+def test_a_stand_in_that_raises_for_any_attribute_is_not_ours() -> None:
+    """vLLM puts such objects into its modules where an optional package is missing."""
+
+    class Missing:
+        def __getattr__(self, name: str) -> object:
+            raise ModuleNotFoundError("No module named 'optional'")
+
+    def ours() -> None: ...
+
+    ours.__deepinfer__ = {"op": "gather"}  # type: ignore[attr-defined]
+    from deepinfer_sm80.bindings import is_ours
+
+    assert (is_ours(Missing()), is_ours(ours)) == (False, True)

@@ -6,9 +6,9 @@ from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
+from ..bindings import is_ours
 from . import layout, prefill, retained
 from . import shared as sharing
-from .shared import is_ours
 
 NAME = "DeepInferSM8xAttention"
 

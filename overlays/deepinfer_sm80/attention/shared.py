@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+from ..bindings import is_ours
 from .layout import Layout
 
 ATTRIBUTE = "_deepinfer_prefill"
@@ -194,11 +195,6 @@ def identity(tensor: Any) -> tuple[Any, ...] | None:
     if tensor is None:
         return None
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
-
-
-def is_ours(function: Any) -> bool:
-    """Whether a function of vLLM has been replaced by this overlay."""
-    return isinstance(getattr(function, "__deepinfer__", None), dict)
 
 
 def widest(layer: Any, swa_only: bool) -> tuple[int, int]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -130,3 +132,28 @@ def test_a_planted_fault_is_undone(vllm, tmp_path):
     rows = {name: phase["rows"] for name, phase in document["phases"].items()}
     assert rows["prompts"] == rows["right"]
     assert rows["prompts"] != rows["wrong"]
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_the_overlay_knows_the_real_card_behind_a_pretended_one(tmp_path, monkeypatch, started):
+    """TileLang's code for a forced architecture is assembled for the card that is there."""
+    import torch
+
+    from deepinfer_cli.validate.e2e import child as script
+
+    folder = tmp_path / "vllm" / "deepinfer_sm80"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "gate.py").write_text("def capability():\n    return (8, 0)\n")
+    vllm = ModuleType("vllm")
+    vllm.__path__ = [str(tmp_path / "vllm")]
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    for name in ("vllm.deepinfer_sm80", "vllm.deepinfer_sm80.gate"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: started)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    script._tell_payload_the_card()
+    gate = importlib.import_module("vllm.deepinfer_sm80.gate")
+    assert gate.capability() == ((9, 0) if started else None)
+    for name in ("vllm.deepinfer_sm80", "vllm.deepinfer_sm80.gate"):
+        del sys.modules[name]

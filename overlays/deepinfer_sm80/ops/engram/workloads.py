@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..spec import Case, Tolerance
+from ..spec import Case, Tolerance, case_maker
 from . import engram, reference
 
 OP = "engram"
@@ -15,11 +15,7 @@ TOLERANCES = {"out": Tolerance()}
 SENTINEL = -24576.0
 
 
-def _case(name: str, suite: str = "smoke", **params: Any) -> Case:
-    more = {key: params.pop(key) for key in ("gpu_only", "memory_bytes") if key in params}
-    return Case(OP, name, suite, params, **more)
-
-
+_case = case_maker(OP)
 _SMOKE = (
     _case("one-token", tokens=1),
     _case("no-tokens", tokens=0),

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from ... import gate
-from ..indexer.decode import plane
+from ..indexer.decode import plane, score
 from ..spec import Variant
 
 _POINTERS = {"q_ptr": "*i32", "cache_ptr": "*i32", "weights_ptr": "*fp32"}
@@ -97,16 +97,11 @@ def _indexer_decode_kernel(
             LOAD_BYTES,
         )
         page = _page(table_ptr, tile + 2 * splits, tiles, tiles_per_page)
-        dots = tl.dot(q0, tl.trans(k0))
-        dots = tl.dot(q1, tl.trans(k1), dots)
-        dots = tl.dot(q2, tl.trans(k2), dots)
-        dots = tl.dot(q3, tl.trans(k3), dots)
-        parts = tl.reshape(tl.maximum(dots, 0.0) * weight[:, None], (2, TOKENS, 16, KEYS))
-        score = tl.sum(tl.sum(parts, axis=0), axis=1) * k_scale[None, :]
+        result = score(q0, q1, q2, q3, k0, k1, k2, k3, k_scale, weight, TOKENS, KEYS)
         slots = tile % tiles_per_page * KEYS + slot
         position = tile // tiles_per_page * block_size + slots
         wanted = (slots < block_size)[None, :] & (position[None, :] < length[:, None])
-        tl.store(out_row_ptr[:, None] + position[None, :], score, mask=wanted)
+        tl.store(out_row_ptr[:, None] + position[None, :], result, mask=wanted)
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..indexer import inputs as shared
-from ..spec import Case
+from ..spec import Case, case_maker
 from . import indexer_decode, reference
 
 OP = "indexer_decode"
@@ -19,12 +19,7 @@ POISON = 0xFF
 _POOL = 1021
 
 
-def _case(
-    name: str, suite: str = "smoke", *, gpu_only: bool = False, memory_bytes: int = 0, **params: Any
-) -> Case:
-    return Case(OP, name, suite, params, gpu_only, memory_bytes)
-
-
+_case = case_maker(OP)
 # lens: keys that the last token of each request sees
 _SMOKE = (
     _case("usual", lens=[75, 130]),

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from ... import gate
-from ..indexer.decode import plane
+from ..indexer.decode import plane, score
 from ..spec import Variant
 
 _POINTERS = {"q_ptr": "*i32", "k_ptr": "*i32", "k_scale_ptr": "*fp32", "weights_ptr": "*fp32"}
@@ -72,14 +72,9 @@ def _indexer_prefill_kernel(
         k_scale = scale
         # the next tile is on its way while this one is multiplied
         k, scale = _load_keys(k_ptr, k_scale_ptr, k_stride, key + step, last, LOAD_BYTES)
-        dots = tl.dot(q0, tl.trans(k0))
-        dots = tl.dot(q1, tl.trans(k1), dots)
-        dots = tl.dot(q2, tl.trans(k2), dots)
-        dots = tl.dot(q3, tl.trans(k3), dots)
-        parts = tl.reshape(tl.maximum(dots, 0.0) * weight[:, None], (2, TOKENS, 16, KEYS))
-        score = tl.sum(tl.sum(parts, axis=0), axis=1) * k_scale[None, :]
+        result = score(q0, q1, q2, q3, k0, k1, k2, k3, k_scale, weight, TOKENS, KEYS)
         wanted = (key[None, :] >= begin[:, None]) & (key[None, :] < end[:, None])
-        tl.store(out_row_ptr[:, None] + key[None, :], score, mask=wanted)
+        tl.store(out_row_ptr[:, None] + key[None, :], result, mask=wanted)
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..indexer import inputs as shared
-from ..spec import Case
+from ..spec import Case, case_maker
 from . import indexer_prefill, reference
 
 OP = "indexer_prefill"
@@ -16,12 +16,7 @@ TOLERANCES = {"out": shared.TOLERANCE}
 _BIG = 0x7FFFFFFF
 
 
-def _case(
-    name: str, suite: str = "smoke", *, gpu_only: bool = False, memory_bytes: int = 0, **params: Any
-) -> Case:
-    return Case(OP, name, suite, params, gpu_only, memory_bytes)
-
-
+_case = case_maker(OP)
 # requests: (query tokens, states of the whole request) each; a row sees the states up to its own position
 _SMOKE = (
     _case("usual", requests=[(11, 75)]),

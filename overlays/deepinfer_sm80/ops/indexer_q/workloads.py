@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..rope_quant import inputs as make
-from ..spec import Case, Tolerance
+from ..spec import Case, Tolerance, case_maker
 from . import HEAD_DIM, indexer_q, reference
 
 OP = "indexer_q"
@@ -16,12 +16,7 @@ TOLERANCES = {"codes": Tolerance(), "weights": Tolerance()}
 HEADS = 32
 
 
-def _case(
-    name: str, suite: str = "smoke", *, gpu_only: bool = False, memory_bytes: int = 0, **params: Any
-) -> Case:
-    return Case(OP, name, suite, params, gpu_only, memory_bytes)
-
-
+_case = case_maker(OP)
 _SMOKE = (
     _case("one-token", tokens=1),
     _case("seven-tokens", tokens=7, first=4090),

@@ -8,50 +8,26 @@ from typing import Any
 import torch
 
 from ..rope_quant import inputs as make
-from ..spec import Case, Tolerance
+from ..rope_quant import suites
+from ..spec import Case, Tolerance, case_maker
 from . import HEAD_DIM, RECORD_BYTES, kv_insert, reference
 
 OP = "kv_insert"
 TOLERANCES = {"cache": Tolerance()}
 
 
-def _case(
-    name: str, suite: str = "smoke", *, gpu_only: bool = False, memory_bytes: int = 0, **params: Any
-) -> Case:
-    return Case(OP, name, suite, params, gpu_only, memory_bytes)
-
-
+_case = case_maker(OP)
 _SMOKE = (
-    _case("one-token", tokens=1),
-    _case("one-token-that-ends-no-group", tokens=1, ratio=2, skipped=0.0),
-    _case("one-token-that-ends-a-group", tokens=1, ratio=2, first=7, skipped=0.0),
+    *suites.smoke(_case),
     _case("ratio-1", tokens=40),
     _case("ratio-2", tokens=81, ratio=2),
-    _case("ratio-2-from-an-odd-position", tokens=80, ratio=2, first=4097),
-    _case("ratio-4", tokens=60, ratio=4, first=2),
-    _case("scattered-positions", tokens=70, ratio=2, scattered=True, rows=3000),
     _case("groups-at-the-edges-of-a-scale", tokens=90, kind="edges"),
     _case("not-finite", tokens=60, kind="nonfinite"),
-    _case("everything-skipped", tokens=9, skipped=1.1),
-    _case("no-tokens", tokens=0),
-    _case("block-32", tokens=70, block_size=32),
-    _case("block-37", tokens=50, block_size=37),
-    _case("block-1", tokens=9, block_size=1),
-    _case("pages-of-other-layers-between", tokens=30, page_gap=5 * 576),
     _case("page-stride-2-more", tokens=30, page_gap=2),
     _case("cache-shifted-by-2", tokens=20, cache_shift=2),
     _case("latent-shifted", tokens=20, latent_shift=1),
-    _case("table-rows-apart", tokens=30, table_stride=67),
-    _case("more-rows-than-slots", tokens=30, spare_rows=5),
 )
-_FULL = (
-    _case("8192-tokens", "full", tokens=8192, gpu_only=True),
-    _case("8192-tokens-ratio-2", "full", tokens=8192, ratio=2, first=131_073, gpu_only=True),
-    _case("8192-edges", "full", tokens=8192, kind="edges", gpu_only=True),
-    _case("16384-scattered-over-a-million", "full", tokens=16384, scattered=True, rows=1 << 20, ratio=2,
-          block_size=128, gpu_only=True, memory_bytes=1 << 30),
-    _case("cache-over-2GiB", "full", tokens=4000, num_blocks=60_000, gpu_only=True, memory_bytes=3 << 30),
-)  # fmt: skip
+_FULL = suites.full(_case, blocks_over_2gib=60_000)
 
 
 def cases(suite: str = "full") -> tuple[Case, ...]:
@@ -60,13 +36,8 @@ def cases(suite: str = "full") -> tuple[Case, ...]:
 
 
 def bench_cases() -> tuple[Case, ...]:
-    """Decode batches and prefill chunks of a layer whose groups are of one token, and of one with two."""
-    shared: dict[str, Any] = {"skipped": 0.0, "gpu_only": True}
-    sizes = [(tokens, 1) for tokens in (1, 24, 2048, 8192, 16384)] + [(8192, 2)]
-    return tuple(
-        _case(f"{tokens}-tokens-ratio-{ratio}", "bench", tokens=tokens, ratio=ratio, **shared)
-        for tokens, ratio in sizes
-    )
+    """The writers' own sizes."""
+    return suites.bench(_case)
 
 
 def make_inputs(case: Case, device: str | torch.device) -> dict[str, Any]:
