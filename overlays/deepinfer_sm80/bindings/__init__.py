@@ -95,8 +95,12 @@ def attach(name: str, ops: Iterable[str]) -> list[Binding]:
 
 def is_ours(value: Any) -> bool:
     """Whether `value` is a replacement made by this overlay."""
-    # statically: vLLM puts stand-ins for packages that are not there into its modules, which raise for any attribute
-    return isinstance(inspect.getattr_static(value, "__deepinfer__", None), dict)
+    # a layer asks at every step, so not statically. vLLM puts stand-ins for packages that are not there into its
+    # modules, and they raise for any attribute
+    try:
+        return isinstance(getattr(value, "__deepinfer__", None), dict)
+    except Exception:
+        return False
 
 
 def _replacement(binding: Binding, module: ModuleType) -> tuple[Any, Callable[..., Any]]:
