@@ -224,7 +224,7 @@ def bench(
 @app.command(
     epilog=o.examples(
         "deepinfer doctor",
-        "deepinfer doctor --tp 2 --partition 14,14,12",
+        "deepinfer doctor --tp 4 --partition 20,20",
         "deepinfer doctor --serve 'vllm serve MODEL -tp 8 --block-size 64'",
     )
 )
