@@ -6,9 +6,10 @@
 A site is a folder that holds an untouched `vllm` and what it needs; the overlay goes into a copy of hard links, which
 an install breaks one by one. Run it with an interpreter that can import the sites, from this repository's root.
 
-What runs is `RUNS` below. Two engines, with all ops and with the enable group alone, start first and one after the
+What runs is `_jobs` below. Two engines, with all ops and with the enable group alone, start first and one after the
 other, so that vLLM's own measurement of memory is not disturbed; they wait and are timed in turns when all others are
-done. The others share the card, up to `--at-once`, with a fixed KV cache.
+done. The others share the card, up to `--at-once`, with a fixed KV cache; of several cards the last one is kept free
+until those two have started.
 
 DIR gets summary.json and runs.tar.gz (a document, a log and the recorded kernels of each run), both after every run,
 so a command that is stopped leaves what it has. The exit code is 0 if everything was as it must be.
@@ -256,16 +257,19 @@ class Matrix:
         self.lock = threading.Lock()
         self.crew = runner.Crew()
         self.started = {job.run.name: threading.Event() for job in jobs}
+        self.free = threading.Event()  # the last card
 
     def run(self) -> None:
         """Runs all jobs: the ones that want quiet start alone, the others share the card."""
         alone = [job for job in self.jobs if job.alone]
-        threads = []
-        for job in alone:
-            threads.append(threading.Thread(target=self._run, args=(job,), daemon=True))
-            threads[-1].start()
-            self.started[job.run.name].wait(self.options.timeout)
-        (self.options.work / STARTED).touch()
+        threads = [
+            threading.Thread(target=self._run, args=(job, self.options.gpus - 1), daemon=True)
+            for job in alone
+        ]
+        first = threading.Thread(target=self._start_alone, args=(alone, threads), daemon=True)
+        first.start()
+        if self.options.gpus == 1:
+            self.free.wait()
         line: queue.Queue[Job] = queue.Queue()
         rest = [job for job in self.jobs if not job.alone]
         for job in rest:
@@ -280,16 +284,27 @@ class Matrix:
             worker.join()
         self.say("all others are done")
         (self.options.work / QUIET).touch()
-        for thread in threads:
+        for thread in (first, *threads):
             thread.join()
         self.write()
 
+    def _start_alone(self, jobs: list[Job], threads: list[threading.Thread]) -> None:
+        for job, thread in zip(jobs, threads, strict=True):
+            thread.start()
+            self.started[job.run.name].wait(self.options.timeout)
+        (self.options.work / STARTED).touch()
+        self.free.set()
+
     def _work(self, line: queue.Queue[Job], index: int) -> None:
+        if index % self.options.gpus == self.options.gpus - 1:
+            self.free.wait()
         while True:
             try:
                 job = line.get_nowait()
             except queue.Empty:
                 return
+            if job.run.configuration.gpus > 1:
+                self.free.wait()
             self._run(job, index)
 
     def _run(self, job: Job, index: int = 0) -> None:
