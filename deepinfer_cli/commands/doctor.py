@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deepinfer_cli.commands import common, doctor_machine, doctor_serve
+from deepinfer_cli.commands import common, doctor_machine, doctor_serve, doctor_settings
 from deepinfer_cli.commands.doctor_row import Row
 from deepinfer_cli.commands.options import TargetOptions
 from deepinfer_cli.detect.cuda import interpreter
@@ -65,11 +65,11 @@ def run(opts: DoctorOptions, out: Output) -> Result:
         rows += _guarded("disk", lambda: doctor_machine.disk_rows(target))
     rows += _guarded("nvcc", lambda: doctor_machine.nvcc_rows(found))
     rows += _guarded("caches", doctor_machine.cache_rows)
-    rows += _guarded("switches", doctor_serve.switch_rows)
+    rows += _guarded("switches", lambda: doctor_settings.switch_rows(target))
     if target is not None:
-        rows += _guarded("kernels", lambda: doctor_serve.kernel_rows(target, gpus))
+        rows += _guarded("kernels", lambda: doctor_settings.kernel_rows(target, gpus))
     asked = doctor_serve.Asked(opts.serve, opts.tp, opts.pp, opts.partition, opts.context)
-    rows += _guarded("settings", lambda: doctor_serve.setting_rows(target, asked))
+    rows += _guarded("settings", lambda: doctor_settings.setting_rows(target, asked))
     advice: list[Advice] = []
     rows += _guarded("serving", lambda: doctor_serve.advice_rows(target, gpus, asked, advice))
     return _report(out, rows, gpus_data=common.gpu_data(gpus), target=target, advice=advice)

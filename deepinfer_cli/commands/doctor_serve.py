@@ -1,9 +1,8 @@
-"""The rows of `deepinfer doctor` on serving: switches, kernels, settings, and the line to serve with."""
+"""The rows of `deepinfer doctor` on serving: the layout, and the line to serve with."""
 
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,9 +11,7 @@ from deepinfer_cli.commands.doctor_row import Row, Status
 from deepinfer_cli.detect import host
 from deepinfer_cli.detect.gpu import Gpu, GpuReport
 from deepinfer_cli.detect.target import Target
-from deepinfer_cli.errors import UsageError
-from deepinfer_cli.render import joined
-from deepinfer_cli.serve import kernels, memory, partition, recommend, settings
+from deepinfer_cli.serve import memory, partition, recommend, settings
 from deepinfer_cli.serve.memory import Layout, Load
 from deepinfer_cli.serve.recommend import Advice
 
@@ -35,94 +32,10 @@ class Asked:
         return self.partition if self.partition is not None else os.environ.get(partition.VARIABLE)
 
 
-def switch_rows() -> Iterator[Row]:
-    """The `DEEPINFER_*` variables of this shell."""
-    from deepinfer_sm80 import gate
-
-    from deepinfer_cli.overlay import payload
-    from deepinfer_cli.validate import switches
-
-    try:
-        found = switches.read(payload.bundled().root)
-    except UsageError as error:
-        yield Row("switches", "problem", str(error), error.hint or "")
-        return
-    said = [f"{gate.DISABLE} is on"] if found.disabled else []
-    said += [f"{gate.DISABLE_OPS} leaves {joined(found.ops)} to stock"] if found.ops else []
-    said += [f"{gate.FORCE_ARCH} takes {found.forced}'s kernels on any card"] if found.forced else []
-    yield Row("switches", "note" if said else "ok", "; ".join(said) or "none set")
-
-
-def kernel_rows(target: Target, gpus: GpuReport) -> Iterator[Row]:
-    """The attention class and the kernels on each kind of card, and why."""
-    from deepinfer_sm80 import gate
-
-    from deepinfer_cli.overlay import manifest
-    from deepinfer_cli.overlay.inspect import inspect
-
-    known = manifest.load()
-    found = inspect(target)
-    installed: tuple[str, ...] = ()
-    if found.state in ("installed", "unrecorded"):
-        ops = found.record.ops if found.record else tuple(op.name for op in known.ops if op.replaces)
-        installed = tuple(name for name in ops if name not in found.skip)
-    try:
-        off = gate.disabled()
-        disabled = () if off else gate.disabled_ops(op.name for op in known.ops if op.replaces)
-    except gate.SwitchError:
-        return
-    for arch, served in dict.fromkeys((gpu.arch or "unknown", gpu.served) for gpu in gpus.gpus):
-        choice = kernels.choose(known, served, installed=installed, disabled=disabled, off=off)
-        yield Row(f"attention {arch}", choice.status, choice.attention, choice.hint)
-        if served and installed:
-            rest = f"; left to stock: {joined(choice.stock)}" if choice.stock else ""
-            yield Row(f"kernels {arch}", "ok", f"the overlay's: {joined(choice.ours) or 'none'}{rest}",
-                      "experts and linears: stock's Marlin MXFP4 and MXFP8, by vLLM's own choice")  # fmt: skip
-
-
-def setting_rows(target: Target | None, asked: Asked) -> Iterator[Row]:
-    """Settings that go wrong: of this shell, of the line that is asked about, and of running servers."""
-    release = _release(target)
-    words = shlex.split(asked.serve) if asked.serve else []
-    options = settings.parse_options(words)
-    environ = dict(os.environ) | dict(_assignments(words))
-    if asked.tp is not None:
-        options["tensor-parallel-size"] = str(asked.tp)
-    if asked.pp is not None:
-        options["pipeline-parallel-size"] = str(asked.pp)
-    if asked.partition is not None:
-        environ[partition.VARIABLE] = asked.partition
-        if asked.pp is None and "pipeline-parallel-size" not in options:
-            options["pipeline-parallel-size"] = str(asked.partition.count(",") + 1)
-    found = settings.check(settings.Settings(environ, options, release))
-    if partition.VARIABLE in environ and "pipeline-parallel-size" not in options:
-        found += settings.partition_findings(environ[partition.VARIABLE], None, release)
-    yield from _findings(found, "settings")
-    yield from _partition(environ.get(partition.VARIABLE), found)
-    yield from _running(target, release)
-
-
-def _findings(found: list[settings.Finding], name: str) -> Iterator[Row]:
-    for one in found:
-        yield Row(f"{name}: {one.name}", one.severity, f"{one.text} ({one.source})", one.hint)
-    if not found:
-        yield Row(name, "ok", "none that is known to go wrong")
-
-
-def _partition(given: str | None, found: list[settings.Finding]) -> Iterator[Row]:
+def partition_rows(given: str | None, found: list[settings.Finding]) -> Iterator[Row]:
+    """That a partition is well, where nothing else was found about it."""
     if given is not None and not any(partition.VARIABLE in one.name for one in found):
         yield Row("partition", "ok", partition.check(partition.parse(given)).reason)
-
-
-def _running(target: Target | None, release: str) -> Iterator[Row]:
-    from deepinfer_cli.detect.process import running
-
-    for process in running(target.root) if target else ():
-        words = process.command.split()
-        if "serve" in words:
-            options = settings.parse_options(words[words.index("serve") :])
-            found = settings.check(settings.Settings({}, options, release))
-            yield from _findings(found, f"process {process.pid}")
 
 
 def advice_rows(target: Target | None, gpus: GpuReport, asked: Asked, keep: list[Advice]) -> Iterator[Row]:
@@ -135,7 +48,7 @@ def advice_rows(target: Target | None, gpus: GpuReport, asked: Asked, keep: list
     if not gib:
         yield Row("serving", "note", "the memory of a card cannot be read: nothing to plan with")
         return
-    load = Load(release=_release(target))
+    load = Load(release=release_of(target))
     yield from _asked_layout(asked, gib, load, len(cards))
     advice = recommend.advise(len(cards), gib, load, asked.context)
     keep.append(advice)
@@ -207,16 +120,8 @@ def _usable(gpus: GpuReport) -> list[Gpu]:
     return [gpu for gpu in cards if gpu.capability == max(kinds, key=kinds.count)]
 
 
-def _assignments(words: list[str]) -> Iterator[tuple[str, str]]:
-    """`NAME=value` in front of a command."""
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name.isidentifier():
-            return
-        yield name, value
-
-
-def _release(target: Target | None) -> str:
+def release_of(target: Target | None) -> str:
+    """The vLLM release to plan for."""
     return (target.version if target else None) or Load().release
 
 

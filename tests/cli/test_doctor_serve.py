@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from deepinfer_cli.detect import host, process
 from deepinfer_cli.detect.gpu import Gpu, GpuReport
 from deepinfer_cli.overlay import manifest as manifests
 from deepinfer_cli.overlay import payload as payloads
+from deepinfer_cli.validate import switches
 from tests.cli.conftest import Cli, install_into
 from tests.cli.test_doctor import rows
 from tests.conftest import FakeVllm
@@ -154,6 +156,19 @@ def test_switches(cli: Cli, fake: FakeVllm, cards: Cards, monkeypatch, variables
     found = rows(run.out)["switches"]
     assert found[0] == status and word in found[1]
     assert run.code == (1 if status == "problem" else 0)
+
+
+def test_switches_are_read_as_the_installed_overlay_would(
+    cli: Cli, fake: FakeVllm, cards: Cards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roots: list[Path] = []
+    monkeypatch.setattr(switches, "read", lambda root: roots.append(root) or switches.Switches(False))
+    cards(8, 80)
+    cli("doctor", "--target", fake.site)
+    install_into(cli, fake)
+    cli("doctor", "--target", fake.site)
+    # the rows of the switches and of the kernels, each time
+    assert roots == [payloads.bundled().root] * 2 + [fake.root / "deepinfer_sm80"] * 2
 
 
 @pytest.mark.release
