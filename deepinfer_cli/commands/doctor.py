@@ -18,6 +18,7 @@ from deepinfer_cli.errors import DeepInferError, ExitCode
 from deepinfer_cli.output import Output
 from deepinfer_cli.render import plural, table
 from deepinfer_cli.result import ErrorItem, Result
+from deepinfer_cli.serve import line
 from deepinfer_cli.serve.recommend import Advice
 
 
@@ -43,7 +44,13 @@ class DoctorOptions:
 
 
 def run(opts: DoctorOptions, out: Output) -> Result:
-    """Runs every check; one that breaks is a row, not the end."""
+    """Runs every check; one that breaks is a row, not the end.
+
+    Raises:
+        UsageError: `serve` holds no serve line.
+    """
+    if opts.serve is not None:
+        line.parse(opts.serve)
     gpus = detect_gpus()
     rows = _guarded("GPU", lambda: doctor_machine.gpu_rows(gpus))
     rows += _guarded("driver", lambda: doctor_machine.driver_rows(gpus))
@@ -100,9 +107,8 @@ def _report(
     )
     bad = [row for row in rows if row.status == "problem"]
     noted = sum(row.status == "note" for row in rows)
-    line = advice[0].line if advice else None
-    if line:
-        out.line(line)
+    if advice and advice[0].line:
+        out.line(advice[0].line)
     out.line(", ".join((plural(len(rows), "check"), plural(len(bad), "problem"), plural(noted, "note"))))
     data = {
         "checks": [asdict(row) for row in rows],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterator
 
 from deepinfer_cli.commands.doctor_row import Row
@@ -12,7 +11,7 @@ from deepinfer_cli.detect.gpu import GpuReport
 from deepinfer_cli.detect.target import Target
 from deepinfer_cli.errors import UsageError
 from deepinfer_cli.render import joined
-from deepinfer_cli.serve import kernels, partition, settings
+from deepinfer_cli.serve import kernels, line, partition, settings
 from deepinfer_cli.validate import switches
 from deepinfer_cli.validate.switches import Switches
 
@@ -69,11 +68,14 @@ def kernel_rows(target: Target, gpus: GpuReport) -> Iterator[Row]:
 
 
 def setting_rows(target: Target | None, asked: Asked) -> Iterator[Row]:
-    """Settings that go wrong: of this shell, of the line that is asked about, and of running servers."""
+    """Settings that go wrong: of this shell, of the line that is asked about, and of running servers.
+
+    Raises:
+        UsageError: what was given as a line is none.
+    """
     release = release_of(target)
-    words = shlex.split(asked.serve) if asked.serve else []
-    options = settings.parse_options(words)
-    environ = dict(os.environ) | dict(_assignments(words))
+    given = line.parse(asked.serve) if asked.serve is not None else line.Line()
+    options, environ = dict(given.options), dict(os.environ) | given.environ
     if asked.tp is not None:
         options["tensor-parallel-size"] = str(asked.tp)
     if asked.pp is not None:
@@ -85,6 +87,13 @@ def setting_rows(target: Target | None, asked: Asked) -> Iterator[Row]:
     found = settings.check(settings.Settings(environ, options, release))
     if partition.VARIABLE in environ and "pipeline-parallel-size" not in options:
         found += settings.partition_findings(environ[partition.VARIABLE], None, release)
+    for name in given.unread:
+        yield Row(
+            f"settings: {name}",
+            "note",
+            "its value comes from the shell, and was not looked at",
+            "give the value itself",
+        )
     yield from _findings(found, "settings")
     yield from partition_rows(environ.get(partition.VARIABLE), found)
     yield from _running(target, release)
@@ -102,16 +111,8 @@ def _running(target: Target | None, release: str) -> Iterator[Row]:
 
     for process in running(target.root) if target else ():
         words = process.command.split()
-        if "serve" in words:
-            options = settings.parse_options(words[words.index("serve") :])
+        start = line.start_of(words)
+        if start is not None:
+            options = line.parse_options(words[start:])
             found = settings.check(settings.Settings({}, options, release))
             yield from _findings(found, f"process {process.pid}")
-
-
-def _assignments(words: list[str]) -> Iterator[tuple[str, str]]:
-    """`NAME=value` in front of a command."""
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name.isidentifier():
-            return
-        yield name, value

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from deepinfer_cli.serve import memory, partition
+from deepinfer_cli.serve import memory, partition, ranges
+from deepinfer_cli.serve.variables import VARIABLES, Severity, off
 
-Severity = Literal["note", "problem"]
-_OFF = frozenset({"0", "false", "no", "off"})
-_ON = frozenset({"1", "true", "yes", "on"})
-_LONG = {
-    "-tp": "tensor-parallel-size",
-    "-pp": "pipeline-parallel-size",
-    "-dp": "data-parallel-size",
-    "-sc": "speculative-config",
-}
 SERVED_BACKENDS = frozenset({"ROCM_FLASHMLA_SPARSE_DSV4", "ROCM_FLASHMLA_SPARSE_DSV41"})
 _NO_KERNELS = ("deep_gemm", "flashinfer", "cutlass", "aiter", "b12x", "flydsl", "rdna", "hpc")
 
@@ -73,32 +65,9 @@ class Settings:
         return found
 
 
-def parse_options(words: Sequence[str]) -> dict[str, str]:
-    """The options in a command line: `--name value`, `--name=value`, `-tp 8`; JSON may be in several words."""
-    found: dict[str, list[str]] = {}
-    name = None
-    for word in words:
-        head, equals, value = word.partition("=")
-        if head in _LONG or word.startswith("--"):
-            top, dot, rest = _LONG.get(head, head.lstrip("-")).partition(".")
-            name = top.replace("_", "-") + dot + rest
-            found[name] = [value] if equals else []
-        elif name is not None:
-            found[name].append(word)
-    return {key: " ".join(values) or "true" for key, values in found.items()}
-
-
 def check(settings: Settings) -> list[Finding]:
     """Every setting that goes wrong, in a fixed order."""
     return [finding for rule in RULES for finding in rule(settings)]
-
-
-def _on(value: Any) -> bool:
-    return str(value).strip().lower() in _ON
-
-
-def _off(value: Any) -> bool:
-    return str(value).strip().lower() in _OFF
 
 
 def _environment(settings: Settings) -> Iterator[Finding]:
@@ -108,28 +77,21 @@ def _environment(settings: Settings) -> Iterator[Finding]:
             yield Finding(f"{name}={value}", severity, text, hint, source)
 
 
-_Variable = tuple[str, Callable[[str], bool], Severity, str, str, str]
-VARIABLES: tuple[_Variable, ...] = (
-    ("VLLM_MXFP8_EMULATION_DEQUANT_AT_LOAD", lambda value: value.lower() not in ("true", "1"), "problem",
-     "wo_a stays packed, and the output projection needs it as bfloat16 rows", "unset it",
-     "vllm/envs.py; rocm_aiter_mla_sparse.py, _get_cached_wo_a_bf16"),
-    ("VLLM_USE_BREAKABLE_CUDAGRAPH", lambda value: value != "1", "problem",
-     "this model cannot be torch.compiled: without breakable CUDA graphs vLLM stops when it captures, or runs without graphs",
-     "unset it: vLLM turns it on for this model", "vllm/config/vllm.py; vLLM issue 52339"),
-    ("VLLM_USE_V2_MODEL_RUNNER", _off, "problem",
-     "DSpark and the replay of sliding windows are in the V2 model runner only", "unset it",
-     "vllm/config/vllm.py; models/deepseek_v41/attention.py"),
-    ("VLLM_MARLIN_INPUT_DTYPE", lambda value: value.strip() != "", "problem",
-     "Marlin's MXFP4 experts take bfloat16 activations here: int8 is refused, fp8 needs compute capability 8.9", "unset it",
-     "quantization/utils/marlin_utils_fp4.py"),
-    ("VLLM_PLE_CPU_OFFLOAD", _off, "note",
-     "vLLM 0.30 puts Engram's tables (188.8 GiB) on the GPUs; later releases do not read it", "unset it",
-     "vllm/config/engram.py of 0.30.0"),
-    ("TRITON_INTERPRET", _on, "problem", "every Triton kernel runs in Triton's interpreter on the CPU", "unset it",
-     "Triton"),
-    ("TRITON_OVERRIDE_ARCH", lambda value: value.strip() != "", "note",
-     "Triton makes code for that architecture, whatever card this is", "unset it outside of tests", "Triton"),
-)  # fmt: skip
+def _numbers(settings: Settings) -> Iterator[Finding]:
+    for one in ranges.refusals(settings.options, settings.environ):
+        yield Finding(one.name, "problem", one.text, one.hint, one.source)
+    number = settings.json("speculative-config").get("num_speculative_tokens")
+    # vLLM raises below 1; None means the model's own
+    if isinstance(number, (int, float)) and number < 1:
+        yield Finding(f"num_speculative_tokens {number}", "problem", "vLLM refuses it: it is less than 1", "1 or more",
+                      "vllm/config/speculative.py, num_speculative_tokens")  # fmt: skip
+
+
+def _file(settings: Settings) -> Iterator[Finding]:
+    if "config" in settings.options:
+        name = settings.options["config"]
+        yield Finding(f"--config {name}", "note", "the options in that file were not looked at",
+                      "give them in --serve as options", "vllm/utils/argparse_utils.py")  # fmt: skip
 
 
 def _cache(settings: Settings) -> Iterator[Finding]:
@@ -153,7 +115,7 @@ def _cache(settings: Settings) -> Iterator[Finding]:
         share = float(settings.options.get("gpu-memory-utilization", "0"))
     except ValueError:
         share = 0.0
-    if share > 0.95:
+    if 0.95 < share <= 1:
         yield Finding(f"--gpu-memory-utilization {share:g}", "note",
                       "with DSpark or long prompts cards ran out of memory at that share", "0.92 or less",
                       "wtdcode/vllm-backport issue 24")  # fmt: skip
@@ -188,7 +150,7 @@ def _experts(settings: Settings) -> Iterator[Finding]:
 
 
 def _engram(settings: Settings) -> Iterator[Finding]:
-    if _off(settings.json("engram-config").get("cpu_offload", True)):
+    if off(settings.json("engram-config").get("cpu_offload", True)):
         each = memory.ENGRAM / settings.number("tensor-parallel-size")
         yield Finding("--engram-config cpu_offload false", "note", f"Engram's tables take {each:.1f} GiB of each GPU that has them",
                       'leave them in the host\'s memory: {"cpu_offload": true}', "vllm/config/engram.py")  # fmt: skip
@@ -199,7 +161,7 @@ def _kernels(settings: Settings) -> Iterator[Finding]:
         yield Finding("--enforce-eager", "note",
                       "no CUDA graphs, and no warm-up: kernels are compiled while the first requests wait",
                       "leave it out", "vllm/config/vllm.py")  # fmt: skip
-    elif _off(settings.json("kernel-config").get("enable_jit_warmup", True)):
+    elif off(settings.json("kernel-config").get("enable_jit_warmup", True)):
         yield Finding("enable_jit_warmup off", "note",
                       "kernels are compiled while the first requests wait; the overlay's fp8_pack makes it needless",
                       "leave it on", "model_executor/warmup/kernel_warmup.py; vLLM issue 41834")  # fmt: skip
@@ -207,14 +169,15 @@ def _kernels(settings: Settings) -> Iterator[Finding]:
 
 def _layout(settings: Settings) -> Iterator[Finding]:
     tp, pp = settings.number("tensor-parallel-size"), settings.number("pipeline-parallel-size")
-    if tp not in memory.TENSOR_PARALLEL:
+    if tp > 0 and tp not in memory.TENSOR_PARALLEL:
         yield Finding(f"--tensor-parallel-size {tp}", "problem",
                       "64 heads and 8 output groups are not split evenly by it", "1, 2, 4 or 8",
                       "models/deepseek_v41/attention.py, DeepseekV4Attention.__init__")  # fmt: skip
     given = settings.environ.get(partition.VARIABLE)
     if given is not None and "pipeline-parallel-size" not in settings.options:
         return
-    yield from partition_findings(given, pp, settings.release)
+    if pp > 0:
+        yield from partition_findings(given, pp, settings.release)
 
 
 def partition_findings(given: str | None, stages: int | None, release: str) -> Iterator[Finding]:
@@ -266,4 +229,15 @@ def _speculation(settings: Settings) -> Iterator[Finding]:
                       "v1/worker/gpu/spec_decode/eagle/eagle3_utils.py, verify_supports_aux_hidden_states_over_pp")  # fmt: skip
 
 
-RULES = (_environment, _cache, _attention, _experts, _engram, _kernels, _layout, _speculation)
+RULES = (
+    _environment,
+    _file,
+    _numbers,
+    _cache,
+    _attention,
+    _experts,
+    _engram,
+    _kernels,
+    _layout,
+    _speculation,
+)

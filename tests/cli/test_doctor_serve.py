@@ -137,6 +137,21 @@ def test_a_serve_line_is_looked_at(cli: Cli, fake: FakeVllm, cards: Cards) -> No
     assert right.code == 0 and rows(right.out)["settings"][0] == "ok"
 
 
+def test_what_the_shell_would_fill_in_is_named(cli: Cli, fake: FakeVllm, cards: Cards) -> None:
+    cards(8, 80)
+    run = cli("doctor", "--target", fake.site, "--serve", "vllm serve m -tp $GPUS --block-size 64")
+    found = rows(run.out)
+    assert found["settings: --tensor-parallel-size"][0] == "note"
+    assert found["settings: --block-size 64"][0] == "problem"
+
+
+@pytest.mark.parametrize("text", ["hello world", "", "vllm serve 'm"])
+def test_text_without_a_serve_line_is_refused(cli: Cli, fake: FakeVllm, text: str) -> None:
+    run = cli("doctor", "--target", fake.site, "--serve", text)
+    assert (run.code, run.out) == (2, "")
+    assert "error[usage]: " in run.err and "hint: " in run.err
+
+
 @pytest.mark.parametrize(
     ("variables", "status", "word"),
     [

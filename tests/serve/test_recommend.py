@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from deepinfer_cli.serve import memory, partition, recommend, settings
+from deepinfer_cli.serve.line import parse_options
 from deepinfer_cli.serve.memory import Layout, Load
 
 RELEASES = ("0.30.0", "0.31.0", "0.32.0", "0.33.0")
@@ -63,7 +64,7 @@ def test_the_line_has_no_setting_that_is_known_to_go_wrong(layout: Layout) -> No
     line = recommend.serve_line(layout, replace(Load(), speculative=layout.pp == 1))
     words = shlex.split(line)
     environ = dict(word.split("=", 1) for word in words[: words.index("vllm")])
-    options = settings.parse_options(words)
+    options = parse_options(words)
     assert settings.check(settings.Settings(environ, options)) == []
     assert json.loads(options["engram-config"]) == {"cpu_offload": True}
     assert (options.get("pipeline-parallel-size"), environ.get(partition.VARIABLE)) == (

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from deepinfer_cli.serve import settings
-from deepinfer_cli.serve.settings import Settings, parse_options
+from deepinfer_cli.serve import ranges, settings
+from deepinfer_cli.serve.line import parse_options
+from deepinfer_cli.serve.settings import Settings
+from deepinfer_cli.serve.variables import VARIABLES
 
 DOCS = Path(__file__).parents[2] / "docs" / "doctor.md"
 
@@ -111,20 +113,67 @@ def test_before_033_a_legal_cut_may_still_lose_engram() -> None:
     assert list(settings.partition_findings("20,20", 2, "0.32.0")) == []
 
 
-def test_options_of_a_process_have_no_quotes_left() -> None:
-    words = ["vllm", "serve", "m", "--speculative-config", '{"method":', '"dspark"}', "-tp", "8"]
-    options = parse_options(words)
-    assert options == {"speculative-config": '{"method": "dspark"}', "tensor-parallel-size": "8"}
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("--gpu-memory-utilization 1.5", "--gpu-memory-utilization 1.5"),
+        ("--gpu-memory-utilization 0", "--gpu-memory-utilization 0"),
+        ("--gpu_memory_utilization=-0.1", "--gpu-memory-utilization -0.1"),
+        ("--gpu-memory-utilization nan", "--gpu-memory-utilization nan"),
+        ("--gpu-memory-utilization 92%", "--gpu-memory-utilization 92%"),
+        ("-tp 0", "--tensor-parallel-size 0"),
+        ("-tp eight", "--tensor-parallel-size eight"),
+        ("-tp", "--tensor-parallel-size true"),
+        ("-pp 0", "--pipeline-parallel-size 0"),
+        ("-dp -1", "--data-parallel-size -1"),
+        ("--max-num-seqs 0", "--max-num-seqs 0"),
+        ("--max-num-seqs 1K", "--max-num-seqs 1K"),
+        ("--max-num-batched-tokens 8.5K", "--max-num-batched-tokens 8.5K"),
+        ("--max-num-batched-tokens 128 --max-num-seqs 256", "--max-num-batched-tokens 128"),
+        ("--max-model-len 2M", "--max-model-len 2M"),
+        ("--max-model-len 1048577", "--max-model-len 1048577"),
+        ("""-sc '{"method": "dspark", "num_speculative_tokens": 0}'""", "num_speculative_tokens 0"),
+    ],
+)
+def test_numbers_that_vllm_refuses_are_problems(line: str, name: str) -> None:
+    assert names(line) == [(name, "problem")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--gpu-memory-utilization 0.95",
+        "--max-model-len auto",
+        "--max-model-len -1",
+        "--max-model-len 1M",
+        "--max-num-batched-tokens 8K --max-num-seqs 256",
+        "--max-num-batched-tokens 25.6k",
+    ],
+)
+def test_numbers_that_vllm_takes(line: str) -> None:
+    assert names(line) == []
+
+
+def test_a_share_of_all_is_a_note_as_one_of_nearly_all() -> None:
+    assert names("--gpu-memory-utilization 1.0") == [("--gpu-memory-utilization 1", "note")]
+
+
+def test_vllms_own_variable_allows_a_longer_context() -> None:
+    assert names("--max-model-len 2M", VLLM_ALLOW_LONG_MAX_MODEL_LEN="1") == []
+
+
+def test_options_in_a_file_are_not_looked_at_and_this_is_said() -> None:
+    assert names("--config serve.yaml") == [("--config serve.yaml", "note")]
 
 
 def test_every_finding_has_a_source_and_stands_in_the_docs() -> None:
     text = DOCS.read_text()
-    for variable in settings.VARIABLES:
+    for variable in VARIABLES:
         assert variable[0] in text and variable[5]
     for option in ("--kv-cache-dtype", "--block-size", "--cpu-offload-gb", "--gpu-memory-utilization", "--attention-backend",
                    "--prefill-context-parallel-size", "--moe-backend", "--enable-expert-parallel", "--enable-dbo",
                    "--engram-config", "--enforce-eager", "enable_jit_warmup", "--tensor-parallel-size",
-                   "--speculative-config", "VLLM_PP_LAYER_PARTITION"):  # fmt: skip
+                   "--speculative-config", "VLLM_PP_LAYER_PARTITION", "--config", "--max-num-batched-tokens"):  # fmt: skip
         assert f"`{option}" in text, option
 
 
@@ -132,9 +181,37 @@ def test_every_finding_has_a_source_and_stands_in_the_docs() -> None:
 @pytest.mark.parametrize("version", ["0.30.0", "0.31.0", "0.32.0", "0.33.0"])
 def test_the_releases_read_these_variables(version: str, pristine_release) -> None:
     known = (Path(pristine_release(version)) / "vllm" / "envs.py").read_text()
-    for name, *_ in settings.VARIABLES:
+    for name, *_ in VARIABLES:
         if name.startswith("VLLM_") and not (name == "VLLM_PLE_CPU_OFFLOAD" and version != "0.30.0"):
             assert f'"{name}"' in known, name
     assert (
         "VLLM_PLE_CPU_OFFLOAD" in (Path(pristine_release(version)) / "vllm/config/engram.py").read_text()
     ) is (version == "0.30.0")
+
+
+# option → the file and the line of it that sets the bounds
+_BOUNDS = {
+    "gpu-memory-utilization": ("config/cache.py", "gpu_memory_utilization: float = Field(default=0.92, gt=0, le=1)"),
+    "tensor-parallel-size": ("config/parallel.py", "tensor_parallel_size: int = Field(default=1, ge=1)"),
+    "pipeline-parallel-size": ("config/parallel.py", "pipeline_parallel_size: int = Field(default=1, ge=1)"),
+    "data-parallel-size": ("config/parallel.py", "data_parallel_size: int = Field(default=1, ge=1)"),
+    "prefill-context-parallel-size": ("config/parallel.py", "prefill_context_parallel_size: int = Field(default=1, ge=1)"),
+    "decode-context-parallel-size": ("config/parallel.py", "decode_context_parallel_size: int = Field(default=1, ge=1)"),
+    "max-num-batched-tokens": ("config/scheduler.py", "max_num_batched_tokens: int = Field(default=DEFAULT_MAX_NUM_BATCHED_TOKENS, ge=1)"),
+    "max-num-seqs": ("config/scheduler.py", "max_num_seqs: int = Field(default=DEFAULT_MAX_NUM_SEQS, ge=1)"),
+    "max-model-len": ("config/model.py", "max_model_len: int = Field(default=None, ge=-1)"),
+}  # fmt: skip
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("version", ["0.30.0", "0.31.0", "0.32.0", "0.33.0"])
+def test_the_releases_set_these_bounds(version: str, pristine_release) -> None:
+    root = Path(pristine_release(version)) / "vllm"
+    assert {name for name, *_ in ranges.RANGES} == set(_BOUNDS)
+    for file, text in _BOUNDS.values():
+        assert text in (root / file).read_text(), text
+    assert "self.max_num_batched_tokens < self.max_num_seqs" in (root / "config/scheduler.py").read_text()
+    assert (
+        "num_speculative_tokens: int = Field(default=None, gt=0)"
+        in (root / "config/speculative.py").read_text()
+    )
