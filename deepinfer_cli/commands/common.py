@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepinfer_cli.commands.options import TargetOptions
 from deepinfer_cli.detect.gpu import Gpu, GpuReport
-from deepinfer_cli.detect.target import Target
+from deepinfer_cli.detect.target import Target, TargetKind
 from deepinfer_cli.errors import DeepInferError, FailedError, Interruption
 from deepinfer_cli.output import Output
 from deepinfer_cli.render import Table, joined, plural, size, table
@@ -39,6 +39,16 @@ def announce(target: Target, out: Output) -> None:
         out.warn(f"another vLLM is visible and not touched: {other}")
     for text in target.notes:
         out.note(f"note: {text}")
+
+
+def with_own_python(where: TargetOptions, target: Target) -> TargetOptions:
+    """`where` with the interpreter of the virtual environment that a `--target` lies in: what runs kernels needs it."""
+    prefix = target.parent.parents[2] if len(target.parent.parents) > 2 else target.parent
+    python = prefix / "bin" / "python"
+    known = where.python is not None or target.kind is not TargetKind.ENVIRONMENT or where.target is None
+    if known or not ((prefix / "pyvenv.cfg").is_file() and python.exists()):
+        return where
+    return TargetOptions(where.target, python)
 
 
 @contextmanager

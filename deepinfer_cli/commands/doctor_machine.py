@@ -102,10 +102,16 @@ def _cuda(target: Target, found: dict[str, Any], gpus: GpuReport) -> Iterator[Ro
 
 def overlay_rows(target: Target, where: TargetOptions) -> Iterator[Row]:
     """The state of the overlay."""
+    from deepinfer_cli.overlay import manifest
     from deepinfer_cli.overlay.inspect import inspect
 
     found = inspect(target)
     states: dict[str, Status] = {"installed": "ok", "not-installed": "ok", "unrecorded": "note"}
+    lost = manifest.load().enable & set(found.skip)
+    if lost and found.state in states:
+        text = f"{found.state}, without {joined(sorted(lost))}"
+        yield Row("overlay", "problem", text, "without it the model does not run on this GPU family")
+        return
     hint = {"not-installed": "deepinfer install", "installed": ""}.get(found.state, "deepinfer status")
     yield Row("overlay", states.get(found.state, "problem"), found.state, hint and hint + where.arguments)
 

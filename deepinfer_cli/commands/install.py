@@ -187,6 +187,7 @@ def _dry_run(opts: InstallOptions, out: Output, target: Target, decision: ArchDe
         out.line(_already(record))
         if _new_archs(record, decision):
             out.line(_for_archs("would be", record.arch, decision.archs))
+        _warn_lost(plan, out)
     if opts.clear_caches:
         _show_caches(out, "would clear")
     data = {"dry_run": True, "target": common.target_data(target), "archs": list(decision.archs)}
@@ -266,6 +267,13 @@ def _say_done(out: Output, record: Record, before: Record | None, decision: Arch
         out.warn(f"it stays recorded as installed for {joined(record.arch)}: nothing can be written there")
 
 
+def _warn_lost(plan: Plan, out: Output) -> None:
+    from deepinfer_cli.overlay.plan import lost_notes
+
+    for text in lost_notes(plan.ops):
+        out.warn(text)
+
+
 def _report(
     opts: InstallOptions,
     out: Output,
@@ -282,6 +290,7 @@ def _report(
     kept = record.kept[len(before.kept) if before else 0 :]
     if already:
         _say_done(out, record, before, decision)
+        _warn_lost(plan, out)
     else:
         verb = "adopted" if plan.adopts else "installed"
         out.line(f"{verb} overlay {record.overlay_version} in {target.root}: {_counts(plan)}")
@@ -307,8 +316,8 @@ def _report(
         error = ErrorItem("not-bound", check.sentence, f"deepinfer rollback{opts.where.arguments}")
         return Result("install", data, ExitCode.FAILED, (error,))
     if not already:
-        where = TargetOptions(target.parent) if opts.into else opts.where
-        out.note(f"next: deepinfer verify{where.arguments}")
+        where = TargetOptions(target.parent, opts.where.python) if opts.into else opts.where
+        out.note(f"next: deepinfer verify{common.with_own_python(where, target).arguments}")
     return Result("install", data)
 
 

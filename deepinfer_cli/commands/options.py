@@ -40,11 +40,12 @@ _COMMAND = re.compile(
 _GIVEN = re.compile(r"--(?:target|python|wheel|help)\b")
 
 
-def runnable(text: str, where: TargetOptions, arch: str | None = None) -> str:
+def runnable(text: str, where: TargetOptions, arch: str | None = None, *, partial: bool = False) -> str:
     """`text` with every command in it as it works here: which vLLM, which architecture, which `deepinfer`.
 
     Args:
         arch: the `--arch` that was given.
+        partial: whether `--partial` was.
     """
 
     def complete(found: re.Match[str]) -> str:
@@ -54,6 +55,8 @@ def runnable(text: str, where: TargetOptions, arch: str | None = None) -> str:
         if verb == "install" and not re.search(r"--(?:arch|help)\b", rest):
             name = arch or _missing_arch()
             rest += f" --arch {name}" if name else ""
+        if verb == "install" and partial and not re.search(r"--(?:partial|help)\b", rest):
+            rest += " --partial"
         return f"{program()} {verb}{rest}"
 
     return _COMMAND.sub(complete, text)
@@ -304,9 +307,10 @@ def run(
     """Runs a command with its own output, prints its result and gives the exit code."""
     out = Output(json=json, quiet=quiet, verbose=verbose, color=not no_color)
     where, arch = options.where, getattr(options, "arch", None)
+    partial = getattr(options, "partial", False)
     if getattr(options, "wheel", None):
-        where = TargetOptions(options.into)
-    out.complete = lambda text: runnable(text, where, arch)
+        where = TargetOptions(options.into, where.python)
+    out.complete = lambda text: runnable(text, where, arch, partial=partial)
     try:
         result = command(options, out)
     except DeepInferError as error:

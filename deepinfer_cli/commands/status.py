@@ -67,6 +67,8 @@ def run(opts: StatusOptions, out: Output) -> Result:
         found = replace(found, notes=(*found.notes, note))
     elif any(one.state.value == "modified" for one in found.files):
         step = _NEXT_EDITED.get((found.state, found.record is not None), step)
+        if found.skip and step.startswith("deepinfer install"):
+            step += " --partial"
     if found.journal and (problem := _unreadable_journal(target)):
         # what recovers by itself refuses this
         step, found = "", replace(found, notes=(*found.notes, problem))
@@ -74,7 +76,8 @@ def run(opts: StatusOptions, out: Output) -> Result:
         alone = "deepinfer rollback" if found.record else ""
         step = f"{step} --partial" if match.get("usable") else alone
     if step:
-        step += opts.where.arguments
+        verifies = step.startswith("deepinfer verify")
+        step += (common.with_own_python(opts.where, target) if verifies else opts.where).arguments
     if found.record and step.startswith("deepinfer install") and not any(gpu.served for gpu in gpus.gpus):
         step += f" --arch {found.record.arch[0]}"
     out.table(table(("Item", "Value"), _rows(target, found, gpus, match)))
@@ -111,12 +114,14 @@ def _adoption(found: Inspection) -> tuple[str, str]:
     from deepinfer_cli.overlay import payload
 
     bundled = payload.bundled()
+    command = "deepinfer install --partial" if found.skip else "deepinfer install"
     if found.overlay_version == bundled.version:
-        return "`deepinfer install` adopts it", "deepinfer install"
+        return f"`{command}` adopts it", command
+    command += " --force"
     return (
-        f"its files are not those of this DeepInfer's overlay {bundled.version}: `deepinfer install --force` "
+        f"its files are not those of this DeepInfer's overlay {bundled.version}: `{command}` "
         "replaces it and keeps a copy of each that differs"
-    ), "deepinfer install --force"
+    ), command
 
 
 def _match(target: Target, found: Inspection) -> tuple[dict[str, Any], tuple[FileStatus, ...]]:

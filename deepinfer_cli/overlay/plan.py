@@ -184,6 +184,12 @@ def _notes(found: match.Match, ops: tuple[OpPlan, ...], version: str | None) -> 
         notes.append(f"{claim} is not a listed release, but every symbol equals {found.release}'s")
         if found.listed:
             notes[-1] = f"this vLLM says it is {version}, but its symbols are those of {found.release}"
+    return (*notes, *lost_notes(ops))
+
+
+def lost_notes(ops: tuple[OpPlan, ...]) -> tuple[str, ...]:
+    """What a user must know about each op that is left to stock."""
+    notes = []
     for op in ops:
         if not op.installed:
             notes.append(f"op {op.name} is left to stock: {op.reason}")
