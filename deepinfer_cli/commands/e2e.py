@@ -82,7 +82,7 @@ def run(opts: E2eOptions, out: Output) -> Result:
     if not (installed / "__init__.py").is_file():
         raise _not_runnable("the overlay is not installed in this vLLM", "deepinfer install")
     found = runner.probe(opts.python, _path(opts))
-    gpu = _gpu(opts, found)
+    gpu = gpu_of(opts.python, found)
     capability: tuple[int, int] = (gpu["capability"][0], gpu["capability"][1])
     arch = choose_arch(gpu, opts.arch)
     groups = plan.groups_of(installed)
@@ -92,7 +92,7 @@ def run(opts: E2eOptions, out: Output) -> Result:
         if (needed := plan.CONFIGURATIONS[name].gpus) > gpu.get("count", 1):
             outcome.not_run.append((name, f"it takes {needed} GPUs"))
     names = tuple(name for name in names if name not in dict(outcome.not_run))
-    base = plan.Run("", plan.CONFIGURATIONS[names[0]], _parent(opts), memory_bytes=gpu["memory_bytes"])
+    base = plan.Run("", plan.CONFIGURATIONS[names[0]], parent_of(opts), memory_bytes=gpu["memory_bytes"])
     out.note(f"{gpu['name']}: {arch} code{'' if capability in SERVED else ', forced'}; {opts.python}")
     folder = Path(tempfile.mkdtemp(prefix="deepinfer-e2e-"))
     try:
@@ -171,13 +171,20 @@ def _child(run: plan.Run, opts: E2eOptions, folder: Path, out: Output) -> dict[s
     return document
 
 
-def _gpu(opts: E2eOptions, found: dict[str, Any]) -> dict[str, Any]:
-    """The GPU that the interpreter's torch sees."""
+def gpu_of(python: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """The GPU that the interpreter's torch sees.
+
+    Args:
+        found: what it answered (see `runner.probe`).
+
+    Raises:
+        UnsupportedError: there is none that can be used, and why (`nothing-runnable`).
+    """
     if "problem" in found:
-        raise _not_runnable(f"{opts.python} cannot be asked: {found['problem']}", _RUNNABLE)
+        raise _not_runnable(f"{python} cannot be asked: {found['problem']}", _RUNNABLE)
     for name in ("torch", "triton"):
         if not found.get(name):
-            raise _not_runnable(f"{opts.python} has no {name}", _RUNNABLE)
+            raise _not_runnable(f"{python} has no {name}", _RUNNABLE)
     gpu = found.get("gpu")
     if not gpu:
         raise _not_runnable("torch sees no CUDA GPU here", _RUNNABLE)
@@ -190,14 +197,14 @@ def _not_runnable(message: str, hint: str) -> UnsupportedError:
     return UnsupportedError(message, code="nothing-runnable", hint=hint)
 
 
-def _parent(opts: E2eOptions) -> Path | None:
+def parent_of(opts: E2eOptions) -> Path | None:
     """What the child must find first; None where its interpreter finds this vLLM itself."""
     own = opts.target.kind is TargetKind.ENVIRONMENT and opts.target.python == opts.python
     return None if own else opts.target.parent
 
 
 def _path(opts: E2eOptions) -> tuple[Path, ...]:
-    parent = _parent(opts)
+    parent = parent_of(opts)
     return (parent,) if parent else ()
 
 

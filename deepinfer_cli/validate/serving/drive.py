@@ -1,0 +1,232 @@
+"""Measures both servers: starts them, warms them up, drives them in turns, scores the text, ends them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deepinfer_cli.errors import FailedError
+from deepinfer_cli.validate.results import Row
+from deepinfer_cli.validate.serving import api, live, rows, score, text
+from deepinfer_cli.validate.serving.bench import Client, Outcome
+from deepinfer_cli.validate.serving.plan import (
+    PIECE_TOKENS,
+    PIECES,
+    Request,
+    Side,
+    Turn,
+    benches,
+    has_option,
+    turns,
+)
+from deepinfer_cli.validate.serving.process import free_ports
+from deepinfer_cli.validate.serving.server import Server, ServerError
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Measured:
+    """What a measurement has shown so far.
+
+    Attributes:
+        outcomes: every run that is no warm-up.
+        scores: side's name → NLLs of each run.
+        servers: what the result file says of each start (see `Server.to_json`).
+        scored: of the text: source, sha256, pieces, tokens.
+        versions: of vLLM and what it needs.
+        problem: why it ended early.
+        left: processes that could not be ended.
+    """
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    scores: dict[str, list[list[float]]] = field(default_factory=dict)
+    servers: list[dict[str, Any]] = field(default_factory=list)
+    scored: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str | None] = field(default_factory=dict)
+    problem: FailedError | None = None
+    left: list[int] = field(default_factory=list)
+
+
+class Drive:
+    """One measurement.
+
+    Args:
+        request: what to measure.
+        folder: for everything that it writes; kept.
+        say: for progress, a line each.
+    """
+
+    def __init__(self, request: Request, folder: Path, say: Say) -> None:
+        self.request, self.folder, self.say = request, folder, say
+        self.measured = Measured()
+        self._pieces: list[list[int]] = []
+        self._starts: dict[str, int] = {}
+
+    def run(self) -> Measured:
+        """Measures; whatever ends it early leaves what was measured before, and no process.
+
+        Raises:
+            FailedError: a server did not come up, or nothing could be measured at all.
+        """
+        (self.folder / "client").mkdir(parents=True, exist_ok=True)
+        prompts = self.request.prompts and self.request.prompts.resolve()
+        if any(work.prompts == "code" for work in self.request.workloads()):
+            prompts = self.folder / "client" / "prompts.json"
+            text.write_prompts(prompts, self.request.seed)
+        for number, turn in enumerate(turns(self.request)):
+            try:
+                self._turn(turn, number, prompts)
+            except FailedError as error:
+                if not self.measured.outcomes:
+                    raise
+                self.measured.problem = error
+                break
+        return self.measured
+
+    def _turn(self, turn: Turn, number: int, prompts: Path | None) -> None:
+        with self._servers(turn) as servers:
+
+            def watch() -> None:
+                for server in servers:
+                    server.require_alive()
+
+            urls = {side.name: side.base_url or "" for side in turn.sides}
+            urls |= {server.side.name: server.base_url for server in servers}
+            client = Client(self.request, self.folder / "client", prompts, watch, self.say)
+            line = benches(self.request, turn, number)
+            for done, outcome in enumerate(client.run(line, urls), 1):
+                self.measured.versions = client.versions
+                self._tell(outcome, done, len(line))
+                if outcome.bench.repeat is not None:
+                    self.measured.outcomes.append(outcome)
+            self._score(turn, urls)
+
+    def _tell(self, outcome: Outcome, done: int, of: int) -> None:
+        bench = outcome.bench
+        shown = rows.of_run(bench.workload, outcome)
+        figures = ", ".join(f"{name} {value:,.2f}" for name, value in shown["metrics"].items())
+        what = "warm-up" if bench.repeat is None else f"run {bench.repeat + 1}"
+        self.say(
+            f"[{done}/{of}] {bench.side.name}: {bench.workload.text}, {what}: "
+            f"{figures if shown['status'] == 'PASSED' else shown['reason']}"
+        )
+
+    @contextlib.contextmanager
+    def _servers(self, turn: Turn) -> Iterator[list[Server]]:
+        """The turn's servers, answering; ended afterwards, whatever happens, and their logs read."""
+        started: list[Server] = []
+        try:
+            if self.request.started:
+                self._start(turn, started)
+            yield started
+        finally:
+            # whoever presses Ctrl-C twice must not leave a server behind
+            from deepinfer_cli.overlay.signals import shielded
+
+            with shielded():
+                for server in started:
+                    self.say(f"{server.side.name}: stopping")
+                    self.measured.left += server.stop()
+                self.measured.servers += [server.to_json() for server in started]
+
+    def _start(self, turn: Turn, started: list[Server]) -> None:
+        # a fixed cache is not measured beside what else is on the card: both may start at once
+        at_once = self.request.small or has_option(self.request.extra, "--kv-cache-memory-bytes")
+        ports = free_ports(len(turn.sides), self.request.port)
+        for side, port in zip(turn.sides, ports, strict=True):
+            count = self._starts[side.name] = self._starts.get(side.name, 0) + 1
+            started.append(Server(self.request, side, port, self.folder / side.name, count))
+            self.say(f"{side.name}: starting on port {port}; its log is {started[-1].log}")
+            if not at_once:
+                started[-1].wait(self.say)
+        for server in started:
+            if server.start_s is None:
+                server.wait(self.say)
+
+    def _score(self, turn: Turn, urls: dict[str, str]) -> None:
+        timeout = self.request.run_timeout_s
+        names = {side.name: self._model_name(side, urls[side.name]) for side in turn.sides}
+        if not self._pieces:
+            self._pieces = self._text(turn.sides[0], urls, names, timeout)
+            tokens = sum(len(piece) for piece in self._pieces)
+            self.measured.scored |= {"pieces": len(self._pieces), "tokens": tokens}
+        for repeat in turn.repeats:
+            for side in turn.sides if repeat % 2 == 0 else reversed(turn.sides):
+                found = score.nll(urls[side.name], names[side.name], self._pieces, timeout)
+                self.measured.scores.setdefault(side.name, []).append(found)
+                self.say(f"{side.name}: NLL {sum(found) / len(found):.5f} nats a token, run {repeat + 1}")
+
+    def _model_name(self, side: Side, url: str) -> str:
+        return self.request.served_name(side) if self.request.started else api.first_model(url)
+
+    def _text(
+        self, side: Side, urls: dict[str, str], names: dict[str, str], timeout: float
+    ) -> list[list[int]]:
+        if self.request.small:
+            self.measured.scored = {"source": "random tokens"}
+            return score.pieces(score.random_ids(PIECE_TOKENS * PIECES, 7), PIECE_TOKENS, PIECES)
+        words, self.measured.scored = text.to_score(self.request.text)
+        ids = [score.tokenize(urls[name], names[name], words, timeout) for name in names]
+        if any(other != ids[0] for other in ids[1:]):
+            raise FailedError(
+                "the two servers do not read the same text alike: their tokenizers differ",
+                code="score-failed",
+            )
+        return score.pieces(ids[0], PIECE_TOKENS, PIECES)
+
+
+def result_rows(request: Request, measured: Measured) -> list[Row]:
+    """The rows of all that was measured, each with what is known of the overlay in its server."""
+    codegen = (request.arch or "unknown") if request.generate else ("native" if request.arch else "unknown")
+    found = []
+    for work in request.workloads():
+        for side in request.sides:
+            runs = [
+                rows.of_run(work, one)
+                for one in measured.outcomes
+                if (one.bench.workload, one.bench.side) == (work, side)
+            ]
+            if runs:
+                found.append(rows.row(work.kind, work.case, side.name, runs, codegen))
+    case: dict[str, Any] = {
+        name: measured.scored[name] for name in ("tokens", "pieces") if name in measured.scored
+    }
+    found += rows.score_rows(measured.scores, case, codegen)
+    for one in found:
+        one["overlay"] = {
+            name: _overlay(name, measured) for name in (side.name for side in request.sides)
+            if name in one["provider"].split(" against ")
+        }  # fmt: skip
+    return found
+
+
+def _overlay(name: str, measured: Measured) -> dict[str, Any]:
+    """Of a side's servers: the same in every start, or unknown."""
+    starts = [server["overlay"] for server in measured.servers if server["name"] == name]
+    if not starts:
+        return live.unknown("the server was running already, and nothing outside it can tell").to_json()
+    keys = ("state", "bound", "off", "arch", "forced")
+    if any(one[key] != starts[0][key] for one in starts for key in keys):
+        return live.unknown("its starts differ").to_json()
+    return dict(starts[0])
+
+
+def misled(request: Request, measured: Measured) -> list[str]:
+    """Where a server of ours was not what it was started to be: a comparison of it says nothing."""
+    found = []
+    for server in measured.servers:
+        overlay = server["overlay"]
+        if overlay["state"] != live.LIVE:
+            found.append(f"{server['name']}: the overlay was {overlay['state']} ({overlay['told_by']})")
+        elif set(overlay["off"]) != set(server["switched_off"]):
+            found.append(f"{server['name']}: switched off were {', '.join(overlay['off']) or 'no ops'}")
+        elif set(overlay["bound"]) & set(server["switched_off"]):
+            found.append(f"{server['name']}: bound although switched off")
+    return list(dict.fromkeys(found))
+
+
+__all__ = ["Drive", "Measured", "ServerError", "misled", "result_rows"]
