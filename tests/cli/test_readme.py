@@ -1,19 +1,15 @@
-"""The README says what the code does: every error code with its exit code, every command, every switch."""
+"""The README says what the code does: every error code with its exit code, every switch."""
 
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from deepinfer_cli import errors
 from deepinfer_cli.errors import DeepInferError, ExitCode
-from tests.cli.conftest import Cli
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -83,63 +79,3 @@ def test_the_three_switches_are_documented() -> None:
     names = set(re.findall(r'"(DEEPINFER_[A-Z_]+)"', gate))
     assert len(names) == 3
     assert all(f"| `{name}=" in README for name in names)
-
-
-def test_links_lead_somewhere() -> None:
-    for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))):
-        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text(encoding="utf-8")):
-            assert "://" in link or (document.parent / link).exists(), (document.name, link)
-
-
-def test_no_command_in_the_documents_has_an_unknown_option() -> None:
-    from deepinfer_cli import app
-
-    for document in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        text = document.read_text(encoding="utf-8")
-        for line in re.findall(r"^(?:\$ )?deepinfer ([a-z][^#\n`|]*)", text, re.MULTILINE):
-            words = [word for word in line.split("   ")[0].split() if word not in {"…"}]
-            assert app.main([*words, "--help"]) == 0, line
-
-
-def lines_of(text: str) -> set[str]:
-    """Lines as they can be compared: a table's cells by TAB, no rules and titles, no times, dates and sizes."""
-    kept = set()
-    for line in text.splitlines():
-        line = re.sub(r"(?:\t| {2,})+", "\t", line.strip())
-        line = re.sub(r"\d{4}-\d\d-\d\dT\S+|\d+(?:\.\d+)? (?:s|B|kB|MB)\b", "N", line)
-        if line.strip("─ ") and line not in {"Ops", "Files", "Compile gate"}:
-            kept.add(line)
-    return kept
-
-
-@pytest.mark.release
-def test_the_output_shown_is_what_the_commands_print(
-    cli: Cli,
-    tmp_path: Path,
-    pristine_release: Callable[[str], Path],
-    user_environment: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pristine_release("0.33.0")
-    # the release was downloaded there
-    for name in ("HOME", "XDG_CACHE_HOME"):
-        if name in user_environment:
-            monkeypatch.setenv(name, user_environment[name])
-    blocks = re.findall(r"```console\n\$ deepinfer ([^\n]*)\n(.*?)\n```", README, re.DOTALL)
-    assert [command.split()[0] for command, _ in blocks] == [
-        "install",
-        "status",
-        "verify",
-        "rollback",
-        "export",
-    ]
-    for command, shown in sorted(blocks, key=lambda block: block[0].startswith("rollback")):
-        if command.startswith("verify") and importlib.util.find_spec("triton") is None:
-            continue
-        run = cli(*command.replace("/srv/demo", str(tmp_path)).split())
-        assert run.code == 0, run.err
-        shown = shown.replace("/srv/demo/env/bin/python", sys.executable)
-        want = lines_of(shown.replace("/srv/demo", str(tmp_path)))
-        # piped, progress is lines on stderr of which a terminal keeps none
-        assert want - lines_of(run.out + run.err) == set(), "refresh the output in the README"
-        assert lines_of(run.out) - want == set(), "refresh the output in the README"
