@@ -21,6 +21,8 @@ DOCUMENTS = (
 )
 # languages of blocks whose lines a reader types
 SHELL = ("sh", "console")
+# languages of blocks that show a file, or (none) a picture
+FILES = ("", "python", "dockerfile", "ini", "yaml", "json")
 # `<!-- needs: gpu, network -->` before a block: why a test without them cannot run it
 NEEDS = {
     "gpu": "a GPU that is served",

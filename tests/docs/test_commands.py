@@ -35,9 +35,10 @@ def blocks_of(document: str) -> list[Block]:
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)
 def test_a_block_says_what_it_is(block: Block) -> None:
     if block.language not in SHELL:
-        assert not _PROGRAM.search(block.shown) or block.language, "commands: open the block with ```sh"
+        assert block.language in markdown.FILES
+        assert not _PROGRAM.search(block.shown), "commands: open the block with ```sh"
+        assert not block.needs
     assert set(block.needs) <= markdown.NEEDS.keys()
-    assert block.language or not block.needs
 
 
 def shown(document: str) -> Iterator[str]:
