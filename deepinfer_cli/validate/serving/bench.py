@@ -45,6 +45,7 @@ class Client:
     Args:
         request: what is measured.
         folder: for its files; each run's result file too.
+        name: of the stretch, for the names of its files.
         prompts: file of decode prompts, where they are not random.
         watch: called again and again; raises where going on makes no sense.
         say: for what the user may want to know.
@@ -54,11 +55,12 @@ class Client:
         self,
         request: Request,
         folder: Path,
+        name: str,
         prompts: Path | None,
         watch: Callable[[], None],
         say: Callable[[str], None],
     ) -> None:
-        self.request, self.folder, self.prompts = request, folder, prompts
+        self.request, self.folder, self.name, self.prompts = request, folder, name, prompts
         self.watch, self.say = watch, say
         self.versions: dict[str, str | None] = {}
         self._number = 0
@@ -89,8 +91,10 @@ class Client:
 
     def _one_client(self, benches: list[Bench], urls: Mapping[str, str]) -> Iterator[Outcome]:
         self._number += 1
-        plan, events = (self.folder / f"{name}-{self._number}.json" for name in ("runs", "events"))
-        events.touch()
+        plan, events = (
+            self.folder / f"{name}-{self.name}-{self._number}.json" for name in ("runs", "events")
+        )
+        events.touch(exist_ok=False)
         runs = [
             arguments.bench_request(one, self.request, urls[one.side.name], self.folder, self.prompts)
             for one in benches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,8 @@ from deepinfer_cli.validate.serving.process import free_ports
 from deepinfer_cli.validate.serving.server import Server, ServerError
 
 Say = Callable[[str], None]
+# the guard looks at its command more often than this
+_NOTICED_S = 0.5
 
 
 @dataclass(slots=True)
@@ -96,14 +99,21 @@ class Drive:
 
             urls = {side.name: side.base_url or "" for side in turn.sides}
             urls |= {server.side.name: server.base_url for server in servers}
-            client = Client(self.request, self.folder / "client", prompts, watch, self.say)
+            client = Client(self.request, self.folder / "client", str(number), prompts, watch, self.say)
             line = benches(self.request, turn, number)
-            for done, outcome in enumerate(client.run(line, urls), 1):
-                self.measured.versions = client.versions
-                self._tell(outcome, done, len(line))
-                if outcome.bench.repeat is not None:
-                    self.measured.outcomes.append(outcome)
-            self._score(turn, urls)
+            try:
+                for done, outcome in enumerate(client.run(line, urls), 1):
+                    self.measured.versions = client.versions
+                    self._tell(outcome, done, len(line))
+                    if outcome.bench.repeat is not None:
+                        self.measured.outcomes.append(outcome)
+                    if outcome.reason:
+                        _patiently(watch)
+                self._score(turn, urls)
+            except FailedError:
+                # a server that went away explains what else failed
+                _patiently(watch)
+                raise
 
     def _tell(self, outcome: Outcome, done: int, of: int) -> None:
         bench = outcome.bench
@@ -177,6 +187,12 @@ class Drive:
                 code="score-failed",
             )
         return score.pieces(ids[0], PIECE_TOKENS, PIECES)
+
+
+def _patiently(watch: Callable[[], None]) -> None:
+    """Looks at the servers when there has been time to notice that one is gone."""
+    time.sleep(_NOTICED_S)
+    watch()
 
 
 def result_rows(request: Request, measured: Measured) -> list[Row]:

@@ -43,6 +43,9 @@ class Server:
         number: of this start, counted from 1.
     """
 
+    # a server that has gigabytes to give back, and workers to wait for
+    grace_s = 30.0
+
     def __init__(self, request: Request, side: Side, port: int, folder: Path, number: int = 1) -> None:
         self.request, self.side, self.port = request, side, port
         self.base_url = f"http://{HOST}:{port}"
@@ -51,7 +54,9 @@ class Server:
         self.command = arguments.serve_command(request, side, port, folder)
         self.start_s: float | None = None
         self._began = time.monotonic()
-        self._process = Guarded(self.command, self.log, arguments.environment(request, side), folder)
+        self._process = Guarded(
+            self.command, self.log, arguments.environment(request, side), folder, self.grace_s
+        )
 
     def wait(self, say: Say) -> None:
         """Returns when it answers, as the one that we have started.

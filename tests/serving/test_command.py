@@ -1,0 +1,190 @@
+"""`deepinfer bench --serving` as a process: what it prints and writes, and what signals leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deepinfer_cli.overlay import payload
+from deepinfer_cli.validate import results
+from tests.serving import site
+
+ROOT = Path(__file__).parents[2]
+QUICK = ("--input-tokens", "40", "--streams", "1", "--output-tokens", "4", "--runs", "2")
+
+
+@pytest.fixture
+def target(tmp_path):
+    """A stand-in vLLM with V4.1's folder and the overlay in it."""
+    folder = site.make(tmp_path / "site")
+    (folder / "vllm" / "models" / "deepseek_v41").mkdir(parents=True)
+    (folder / "vllm" / "models" / "deepseek_v41" / "__init__.py").touch()
+    shutil.copytree(payload.bundled().root, folder / "vllm" / payload.PACKAGE)
+    return folder
+
+
+@pytest.fixture
+def start(target, tmp_path):
+    """Starts `deepinfer bench --serving …` and ends it with the test."""
+    running = []
+
+    def make(*words, **env):
+        where = ["--target", str(target), "--python", sys.executable, "--logs", str(tmp_path / "logs")]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.serving.run_cli", "bench", "--serving", *where, *words], cwd=ROOT,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | env, start_new_session=True,
+        )  # fmt: skip
+        running.append(process)
+        return process
+
+    yield make
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def wait_for_lines(path: Path, count: int) -> None:
+    until = time.monotonic() + 30.0
+    while not path.exists() or len(path.read_text().split()) < count:
+        assert time.monotonic() < until, "the servers did not start"
+        time.sleep(0.05)
+
+
+def test_a_whole_comparison(start, tmp_path, nothing_left):
+    output = tmp_path / "serving.json"
+    process = start(
+        "--model", "some/model", *QUICK, "--together", "-o", str(output), "--", "--block-size", "64"
+    )
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert nothing_left() == 4
+    assert "both servers run at once, and their runs alternate" in err
+    assert "cold prefill, 40 tokens\tprefill, tokens/s\t" in out
+    assert "live, 6 ops bound / live, 4 ops bound, 2 switched off" not in out  # the real overlay has more ops
+    assert "the scored text differs by" in out
+    document = results.read(output)
+    assert document["serving"]["order"] == "together"
+    assert document["serving"]["serve_arguments"] == ["--block-size", "64"]
+    for server in document["serving"]["servers"]:
+        assert server["command"][-2:] == ["--block-size", "64"]
+        assert server["overlay"]["state"] == "live"
+        assert "combine" not in server["switched_off"] or "gather" not in server["switched_off"]
+    assert all("ratio" not in json.dumps(row) for row in document["rows"])
+    assert {row["status"] for row in document["rows"]} == {"PASSED"}
+    assert document["environment"]["gpu"] == "NVIDIA A100"
+
+
+def test_the_small_model_goes_through_the_launcher(start, tmp_path, nothing_left):
+    # the stand-in has no model loaders: a start that fails in the preparation, and says where
+    process = start("--small", *QUICK)
+    _out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "error[server-failed]: the overlay server did not start: it ended with exit code 1" in err
+    assert "model_executor" in err and str(tmp_path / "logs" / "overlay" / "server.log") in err
+    nothing_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_leaves_nothing(start, tmp_path, nothing_left, number):
+    process = start("--model", "m", *QUICK, "--together", FAKE_CLIENT="hang:2")
+    wait_for_lines(tmp_path / "pids", 4)
+    time.sleep(2.0)
+    process.send_signal(number)
+    _out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "error[interrupted]: interrupted; nothing of it runs any more" in err
+    assert str(tmp_path / "logs") in err
+    assert nothing_left() == 4
+
+
+def test_an_interruption_while_a_server_starts(start, tmp_path, nothing_left):
+    process = start("--model", "m", *QUICK, FAKE_SERVER="hang")
+    wait_for_lines(tmp_path / "pids", 2)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    _out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert nothing_left() == 2
+
+
+def test_a_killed_deepinfer_leaves_nothing(start, tmp_path, nothing_left):
+    process = start("--model", "m", *QUICK, "--together", FAKE_CLIENT="hang:1")
+    wait_for_lines(tmp_path / "pids", 4)
+    process.kill()
+    process.communicate(timeout=60)
+    assert nothing_left() == 4
+
+
+def test_a_server_that_fails_shows_the_end_of_its_log(start, tmp_path, nothing_left):
+    process = start("--model", "m", *QUICK, "--json", FAKE_SERVER="fail")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    (error,) = json.loads(out)["errors"]
+    assert error["code"] == "server-failed" and "Free memory on device" in error["message"]
+    assert "warning: log | " in err and "ValueError: Free memory" in err
+    assert nothing_left() == 2
+
+
+def test_an_overlay_that_was_not_live_fails_the_comparison(start, nothing_left):
+    process = start("--model", "m", *QUICK, FAKE_SERVER="silent")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "error[overlay-not-live]: overlay: the overlay was off" in err
+    assert "off / off" in out
+    nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "there is nothing to serve"),
+        (["--model", "m", "--small"], "--model and --small do not go together"),
+        (["--endpoint", "http://a"], "--endpoint is needed twice"),
+        (["--endpoint", "http://a", "--endpoint", "http://b", "--together"], "--together is for servers"),
+        (["--model", "m", "--together", "--rounds", "2"], "--rounds is for servers that take turns"),
+        (["--model", "m", "--rounds", "4"], "--rounds 4 needs as many runs"),
+        (["--model", "m", "--", "--port", "8000"], "--port is not yours to give"),
+        (["--model", "m", "--output-tokens", "2000"], "is more than vLLM's loader lets through"),
+        (["--small", "--input-tokens", "70000"], "the small model has"),
+        (["--model", "m", "--max-smem", "1"], "--max-smem does not go with --serving"),
+        (["--model", "m", "--input-tokens", "x"], "is no list of numbers"),
+        (["--model", "m", "--arch", "sm86"], "runs its own code"),
+    ],
+)
+def test_what_does_not_go_together(target, capsys, monkeypatch, words, said):
+    from deepinfer_cli import app
+    from tests.serving import run_cli
+
+    monkeypatch.setattr(
+        run_cli.runner,
+        "probe",
+        lambda *_: {"torch": "1", "triton": "1", "gpu": run_cli.A100},
+    )
+    at = words.index("--") if "--" in words else len(words)
+    code = app.main(
+        ["bench", "--serving", *words[:at], "--target", str(target), "--python", sys.executable, *words[at:]]
+    )
+    assert code in (2, 3)
+    assert said in capsys.readouterr().err
+
+
+def test_its_options_mean_nothing_without_it(capsys):
+    from deepinfer_cli import app
+
+    for words in (
+        ["--small"],
+        ["--model", "m"],
+        ["--endpoint", "u"],
+        ["--start-timeout", "5"],
+        ["--rounds", "2"],
+    ):
+        assert app.main(["bench", *words]) == 2
+        assert f"{words[0]} goes with --serving" in capsys.readouterr().err
