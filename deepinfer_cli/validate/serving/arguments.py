@@ -22,6 +22,9 @@ from deepinfer_cli.validate.serving.plan import (
 )  # fmt: skip
 from deepinfer_cli.validate.serving.process import HOST
 
+MODEL, TOKENIZER = "model", "tokenizer"
+# of the small model's vocabulary: those from here on are special, or mark images
+ORDINARY_IDS = 120_000
 LAUNCH = Path(__file__).with_name("launch.py")
 # each of two servers on one card, with room for what is not counted
 SHARED_UTILIZATION = "0.44"
@@ -31,7 +34,7 @@ SMALL_BATCHED_TOKENS = 4_096
 _SHARED_WITH_CLIENT = ("--tokenizer", "--tokenizer-mode", "--trust-remote-code")
 _DECIDING = (
     "DEEPINFER_", "TRITON_OVERRIDE_ARCH", "TRITON_INTERPRET", "VLLM_API_KEY", "VLLM_CONFIGURE_LOGGING",
-    "VLLM_LOGGING_CONFIG_PATH", "VLLM_USE_RUST_FRONTEND",
+    "VLLM_LOGGING_CONFIG_PATH",
 )  # fmt: skip
 _SMALL_SETTINGS = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
@@ -73,8 +76,9 @@ def serve_command(request: Request, side: Side, port: int, folder: Path) -> list
     start = [str(request.python), "-m", "vllm.entrypoints.cli.main"]
     words: list[str] = []
     if request.small:
-        served = str(folder / "model")
+        served = str(folder / MODEL)
         model.write(Path(served), small_model(request))
+        _write_client_tokenizer(folder / TOKENIZER)
         words += small_arguments(request)
     elif request.together and not _memory_given(request.extra):
         words += ["--gpu-memory-utilization", SHARED_UTILIZATION]
@@ -83,6 +87,17 @@ def serve_command(request: Request, side: Side, port: int, folder: Path) -> list
     if not has_option(request.extra, "--served-model-name"):
         words += ["--served-model-name", request.served_name(side)]
     return [*start, "serve", served, "--host", HOST, "--port", str(port), *words, *request.extra]
+
+
+def _write_client_tokenizer(folder: Path) -> None:
+    """The same tokenizer with ordinary words alone: random prompts must not have words that mark images."""
+    content = model.tokenizer()
+    words = {word: index for word, index in content["model"]["vocab"].items() if index < ORDINARY_IDS}
+    content["model"]["vocab"] = words
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    config = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def _memory_given(extra: Sequence[str]) -> bool:
@@ -166,8 +181,10 @@ def _model_arguments(request: Request, side: Side, results: Path) -> list[str]:
     if not request.started:
         # without a model the benchmark asks the server for it
         return ["--model", request.model] if request.model else []
-    served = str(results.parent / side.name / "model") if request.small else str(request.model)
+    served = str(results.parent / side.name / MODEL) if request.small else str(request.model)
     words = ["--model", served, "--served-model-name", request.served_name(side)]
+    if request.small:
+        words += ["--tokenizer", str(results.parent / side.name / TOKENIZER)]
     for name in _SHARED_WITH_CLIENT:
         if has_option(request.extra, name):
             value = value_of(request.extra, name)

@@ -13,9 +13,8 @@ from typing import Any
 
 from deepinfer_cli.errors import FailedError
 from deepinfer_cli.validate.serving import api
+from deepinfer_cli.validate.serving.arguments import ORDINARY_IDS
 
-# ordinary ids of the small model: those from here on are special, or mark images
-_LAST_ID = 120_000
 # what vLLM writes for minus infinity, which JSON has not
 _FLOOR = -9_999.0
 
@@ -36,7 +35,7 @@ def tokenize(base_url: str, model: str, text: str, timeout_s: float) -> list[int
 def random_ids(count: int, seed: int) -> list[int]:
     """Ids for the small model, whose tokenizer makes nothing of text."""
     source = random.Random(seed)
-    return [source.randrange(5, _LAST_ID) for _ in range(count)]
+    return [source.randrange(5, ORDINARY_IDS) for _ in range(count)]
 
 
 def pieces(ids: Sequence[int], length: int, most: int) -> list[list[int]]:
