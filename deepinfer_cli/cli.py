@@ -143,7 +143,7 @@ def verify(
     python: o.Python = None,
     op: o.Ops = "",
     level: o.Level = None,
-    suite: o.Suite = "smoke",
+    suite: o.Suite = None,
     case: o.Case = None,
     arch: o.VerifyArch = None,
     max_smem: o.MaxSmem = None,
@@ -198,7 +198,7 @@ def bench(
     provider: o.Provider = None,
     output: o.RowsFile = None,
     baseline: o.Baseline = None,
-    threshold: o.Threshold = 0.10,
+    threshold: o.Threshold = None,
     timeout: o.Timeout = None,
     serving: s.Serving = False,
     model: s.Model = None,
@@ -233,7 +233,7 @@ def bench(
     )  # fmt: skip
     if serving:
         s.refuse({"--ops": op, "--max-smem": max_smem, "--torch-from": torch_from, "--provider": provider,
-                  "--baseline": baseline}, "does not go with --serving")  # fmt: skip
+                  "--baseline": baseline, "--threshold": threshold}, "does not go with --serving")  # fmt: skip
         from deepinfer_cli.commands import bench_serving
 
         where = o.TargetOptions(target, python)

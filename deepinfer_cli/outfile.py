@@ -1,13 +1,25 @@
-"""Files that a user names for a command to write: looked at before the work, and written whole or not at all."""
+"""Files that a user names for a command to write: looked at before the work, and written whole or not at all.
+
+Every `-o FILE` goes through here: folders that are missing are made, what was there stays until all is written, and a
+wrong command line writes nothing. `document` is for commands whose file is the JSON document: it is also written where
+the command failed or could not run.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from deepinfer_cli.errors import FailedError, UsageError
+from deepinfer_cli.errors import DeepInferError, ExitCode, FailedError, UsageError
+from deepinfer_cli.result import ErrorItem, Result
+
+if TYPE_CHECKING:
+    from deepinfer_cli.output import Output
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # /dev/stdout may lead to a file that is open already
@@ -55,6 +67,38 @@ def write(path: Path, data: bytes) -> None:
             raise
     except OSError as error:
         raise failed(error, path) from error
+
+
+def document(path: Path | None, verb: str, command: Callable[[], Result], out: Output) -> Result:
+    """Runs `command` and writes to `path` what `--json` prints, also of an error that is no wrong usage.
+
+    Args:
+        path: the file, looked at first; None writes nothing.
+        verb: the command's name.
+
+    Raises:
+        DeepInferError: what `command` raises, or what `check` and `write` do.
+    """
+    if path is None:
+        return command()
+    check(path)
+    try:
+        result = command()
+    except DeepInferError as error:
+        if error.exit_code not in (ExitCode.USAGE, ExitCode.INTERRUPTED):
+            item = ErrorItem(error.code, error.message, error.hint, error.paths)
+            _write_document(path, Result(verb, exit_code=error.exit_code, errors=(item,)), out)
+        raise
+    _write_document(path, result, out)
+    return result
+
+
+def _write_document(path: Path, result: Result, out: Output) -> None:
+    from deepinfer_cli.output import document as text_of
+
+    errors = tuple(replace(item, hint=item.hint and out.complete(item.hint)) for item in result.errors)
+    write(path, text_of(replace(result, errors=errors)).encode())
+    out.note(f"written to {path}")
 
 
 def failed(error: OSError, path: Path, hint: str | None = None) -> FailedError:

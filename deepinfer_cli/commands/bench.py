@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer_cli import outfile
+from deepinfer_cli.commands import pairs
 from deepinfer_cli.commands.options import TargetOptions
 from deepinfer_cli.commands.verify import check_choice, find_target, interpreter, payload_root
 from deepinfer_cli.detect.arch import arch_name
@@ -17,6 +18,7 @@ from deepinfer_cli.result import ErrorItem, Result
 from deepinfer_cli.validate import bench, results, verify
 
 RIGHT: Justify = "right"
+_THRESHOLD = 0.10
 _HARMLESS = {"PASSED", "SKIPPED"}
 
 
@@ -33,7 +35,7 @@ class BenchOptions:
             all.
         output: `--output FILE`, the result file.
         baseline: `--baseline FILE`, an earlier result file to compare with.
-        threshold: `--threshold 0.10`, how much slower than it is a regression.
+        threshold: `--threshold SHARE`, how much slower than it is a regression; None means 0.10.
         timeout_s: `--timeout SECONDS` for one case.
         max_smem: `--max-smem BYTES`, only kernel variants that take no more shared memory.
     """
@@ -45,7 +47,7 @@ class BenchOptions:
     providers: tuple[str, ...] = ()
     output: Path | None = None
     baseline: Path | None = None
-    threshold: float = 0.10
+    threshold: float | None = None
     timeout_s: float = 300.0
     max_smem: int | None = None
 
@@ -61,6 +63,10 @@ def run(opts: BenchOptions, out: Output) -> Result:
         opts = replace(opts, arch=arch_name(opts.arch))
     for name in opts.providers:
         check_choice("--provider", name, bench.PROVIDERS)
+    pairs.check_bench(
+        ops=opts.ops, providers=opts.providers, torch_from=opts.torch_from is not None, baseline=opts.baseline is not None,
+        threshold=opts.threshold is not None, max_smem=opts.max_smem is not None,
+    )  # fmt: skip
     if opts.output is not None:
         outfile.check(opts.output)
     old = results.read(opts.baseline) if opts.baseline else None
@@ -114,7 +120,8 @@ def _judge(opts: BenchOptions, out: Output, result: dict[str, Any], old: dict[st
     if old is not None:
         both, gone = results.changes(old, result)
         out.table(change_table(both))
-        slower = [change for change in both if change.ratio > 1 + opts.threshold]
+        threshold = _THRESHOLD if opts.threshold is None else opts.threshold
+        slower = [change for change in both if change.ratio > 1 + threshold]
         errors += [
             ErrorItem(
                 "regression",
@@ -128,7 +135,7 @@ def _judge(opts: BenchOptions, out: Output, result: dict[str, Any], old: dict[st
         if old["environment"].get("gpu") != result["environment"].get("gpu"):
             out.warn(f"{opts.baseline} was measured on {old['environment'].get('gpu')}")
         data["baseline"] = {
-            "file": str(opts.baseline), "threshold": opts.threshold, "compared": len(both), "missing": len(gone),
+            "file": str(opts.baseline), "threshold": threshold, "compared": len(both), "missing": len(gone),
             "regressions": len(slower),
         }  # fmt: skip
     return Result("bench", data, ExitCode.FAILED if errors else ExitCode.OK, tuple(errors))

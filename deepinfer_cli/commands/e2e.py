@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deepinfer_cli import outfile
 from deepinfer_cli.commands import common
 from deepinfer_cli.detect.gpu import SERVED
 from deepinfer_cli.detect.target import Target, TargetKind
 from deepinfer_cli.errors import ExitCode, FailedError, UnsupportedError
-from deepinfer_cli.output import Output, document
+from deepinfer_cli.output import Output
 from deepinfer_cli.overlay import payload
 from deepinfer_cli.render import Justify, plural, table
 from deepinfer_cli.result import ErrorItem, Result
@@ -58,7 +57,6 @@ class E2eOptions:
         full: every configuration, not the default one alone.
         arch: `--arch`: whose code to run on a newer card.
         timeout_s: for one child.
-        output: also writes the JSON document there.
     """
 
     target: Target
@@ -66,7 +64,6 @@ class E2eOptions:
     full: bool = False
     arch: str | None = None
     timeout_s: float = TIMEOUT_S
-    output: Path | None = None
 
 
 def run(opts: E2eOptions, out: Output) -> Result:
@@ -76,16 +73,12 @@ def run(opts: E2eOptions, out: Output) -> Result:
         UnsupportedError: nothing can run here, and why (`nothing-runnable`).
         FailedError: the interpreter cannot be started.
     """
-    if opts.output is not None:
-        outfile.check(opts.output)
-    installed = opts.target.root / payload.PACKAGE
-    if not (installed / "__init__.py").is_file():
-        raise _not_runnable("the overlay is not installed in this vLLM", "deepinfer install")
+    overlay = installed(opts.target)
     found = runner.probe(opts.python, _path(opts))
     gpu = gpu_of(opts.python, found)
     capability: tuple[int, int] = (gpu["capability"][0], gpu["capability"][1])
     arch = choose_arch(gpu, opts.arch)
-    groups = plan.groups_of(installed)
+    groups = plan.groups_of(overlay)
     names = tuple(plan.CONFIGURATIONS) if opts.full else plan.DEFAULT
     outcome = Outcome()
     for name in names:
@@ -107,24 +100,30 @@ def run(opts: E2eOptions, out: Output) -> Result:
     return _finish(opts, out, arch, outcome)
 
 
+def installed(target: Target) -> Path:
+    """The overlay in `target`.
+
+    Raises:
+        UnsupportedError: there is none (`nothing-runnable`).
+    """
+    folder = target.root / payload.PACKAGE
+    if not (folder / "__init__.py").is_file():
+        raise _not_runnable("the overlay is not installed in this vLLM", "deepinfer install")
+    return folder
+
+
 def choose_arch(gpu: dict[str, Any], arch: str | None) -> str:
     """The architecture to test on this card: its own, or on a newer one what `--arch` says.
 
     Raises:
         UnsupportedError: there is none.
     """
-    capability = tuple(gpu["capability"])
-    if capability in SERVED:
-        own = SERVED[capability]
-        if arch not in (None, own):
-            raise _not_runnable(
-                f"{gpu['name']} is {own} and runs its own code, not {arch}'s", "leave --arch out"
-            )
-        return own
     forced, problem = verify.forced_arch(gpu, arch)
-    if forced is None:
-        raise _not_runnable(problem, "pass --arch sm80 to run the overlay's sm80 code on this card")
-    return forced
+    own = SERVED.get((gpu["capability"][0], gpu["capability"][1]))
+    if problem:
+        how = "leave --arch out" if own else "pass --arch sm80 to run the overlay's sm80 code on this card"
+        raise _not_runnable(problem, how)
+    return str(forced or own)
 
 
 def _pair(
@@ -227,11 +226,7 @@ def _finish(opts: E2eOptions, out: Output, arch: str, outcome: Outcome) -> Resul
     passed = len(outcome.findings) - len(outcome.failed)
     seconds = sum(float(one["seconds"]) for one in outcome.documents)
     out.line(f"end to end: {passed} passed, {len(outcome.failed)} failed in {seconds:.0f} s")
-    result = Result("verify", _data(opts, arch, outcome), *_verdict(outcome))
-    if opts.output is not None:
-        outfile.write(opts.output, document(result).encode())
-        out.note(f"written to {opts.output}")
-    return result
+    return Result("verify", _data(opts, arch, outcome), *_verdict(outcome))
 
 
 def rows(findings: Iterable[tuple[str, compare.Finding]]) -> list[tuple[object, ...]]:
@@ -284,7 +279,7 @@ def _data(opts: E2eOptions, arch: str, outcome: Outcome) -> dict[str, Any]:
         "python": str(opts.python),
         "arch": arch,
         "tolerances": {
-            "mean": compare.MEAN, "rms": compare.RMS, "p99": compare.P99, "decode": compare.DECODE,
+            "mean": compare.MEAN, "rms": compare.RMS, "p99": compare.P99, "decode_rms": compare.DECODE_RMS,
         },
         "findings": [{"run": name, **finding.to_json()} for name, finding in outcome.findings],
         "runs": outcome.documents,

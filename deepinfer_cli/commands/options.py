@@ -223,7 +223,7 @@ Level = Annotated[
         "--level", metavar="LEVEL", help="static, compile, interpreter, numerics or live; may be repeated."
     ),
 ]
-Suite = Annotated[str, typer.Option("--suite", metavar="SUITE", help="smoke or full.")]
+Suite = Annotated[str | None, _option("--suite", metavar="SUITE", help="smoke or full; default: smoke.")]
 EndToEnd = Annotated[
     bool, _option("--e2e", help="Run a small random V4.1 through vLLM's engine instead; needs no checkpoint.")
 ]
@@ -273,13 +273,13 @@ Baseline = Annotated[
     _file("--baseline", metavar="FILE", help="An earlier result file; a regression is exit code 1."),
 ]
 Threshold = Annotated[
-    float,
-    typer.Option(
+    float | None,
+    _option(
         "--threshold",
         metavar="SHARE",
         min=0,
         callback=_finite,
-        help="How much slower than the baseline is a regression.",
+        help="How much slower than the baseline is a regression; default 0.10.",
     ),
 ]
 

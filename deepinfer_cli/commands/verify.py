@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer_cli import outfile
-from deepinfer_cli.commands import common
+from deepinfer_cli.commands import common, pairs
 from deepinfer_cli.commands.options import TargetOptions
 from deepinfer_cli.detect.arch import arch_name
 from deepinfer_cli.detect.target import Target
 from deepinfer_cli.errors import ExitCode, UnsupportedError, UsageError
-from deepinfer_cli.output import Output, document
+from deepinfer_cli.output import Output
 from deepinfer_cli.overlay import payload
 from deepinfer_cli.render import Justify, Table, plural, table
 from deepinfer_cli.result import ErrorItem, Result
@@ -23,6 +23,8 @@ from deepinfer_cli.validate import runner, switches, verify
 from deepinfer_cli.validate.model import CaseResult, Level, NotRun, Status, VerifyReport
 
 SUITES = ("smoke", "full")
+# the levels that run, or build, the kernels of an overlay
+_KERNELS = {Level.COMPILE, Level.INTERPRETER, Level.NUMERICS}
 RIGHT: Justify = "right"
 
 
@@ -34,7 +36,7 @@ class VerifyOptions:
         where: which vLLM; `python` also names the interpreter the kernels run in.
         ops: positional OPS and `--ops a,b`; empty means all.
         levels: `--level`, repeatable: static, compile, interpreter, numerics, live; empty means all that can run.
-        suite: `--suite` smoke or full.
+        suite: `--suite` smoke or full; None means smoke.
         case: `--case ID`, one case alone.
         arch: `--arch` sm80, sm86 or sm89: builds for it alone, and runs its code on a newer card.
         max_smem: `--max-smem BYTES`, only kernel variants that take no more shared memory.
@@ -46,7 +48,7 @@ class VerifyOptions:
     where: TargetOptions = field(default_factory=TargetOptions)
     ops: tuple[str, ...] = ()
     levels: tuple[str, ...] = ()
-    suite: str = "smoke"
+    suite: str | None = None
     case: str | None = None
     arch: str | None = None
     max_smem: int | None = None
@@ -63,21 +65,24 @@ def run(opts: VerifyOptions, out: Output) -> Result:
         UsageError: an unknown level, suite, architecture, op or case, or a `DEEPINFER_*` variable that means nothing.
         FailedError: a transaction is unfinished, or the overlay changed during the check.
     """
+    return outfile.document(opts.output, "verify", lambda: _run(opts, out), out)
+
+
+def _run(opts: VerifyOptions, out: Output) -> Result:
     levels = parse_levels(opts.levels)
-    _check_e2e(opts)
-    if opts.output is not None:
-        outfile.check(opts.output)
-    check_choice("--suite", opts.suite, SUITES)
+    check_choice("--suite", opts.suite or SUITES[0], SUITES)
     if opts.arch is not None:
         opts = replace(opts, arch=arch_name(opts.arch))
+    pairs.check_verify(opts)
     target = find_target(opts.where, out)
-    root = payload_root(target, out)
-    switches.read(root)
     if opts.e2e:
         return _end_to_end(opts, target, out)
+    root = payload_root(target, out if not levels or _KERNELS & set(levels) else None)
+    switches.read(root)
+    runs = not levels or set(levels) != {Level.STATIC}
     request = verify.Request(
-        target, root, interpreter(opts.where, target, out), levels, opts.suite, opts.ops,
-        opts.case, opts.arch, opts.max_smem, opts.timeout_s or runner.DEFAULT_TIMEOUT_S,
+        target, root, interpreter(opts.where, target, out if runs else None), levels, opts.suite or SUITES[0],
+        opts.ops, opts.case, opts.arch, opts.max_smem, opts.timeout_s or runner.DEFAULT_TIMEOUT_S,
     )  # fmt: skip
     with out.progress(None, "verify") as progress:
         group: list[CaseResult] = []
@@ -103,22 +108,6 @@ def run(opts: VerifyOptions, out: Output) -> Result:
     return _finish(opts, out, request, report)
 
 
-def _check_e2e(opts: VerifyOptions) -> None:
-    """Raises UsageError where `--e2e` was combined with what does not go with it."""
-    if opts.full and not opts.e2e:
-        raise UsageError(
-            "--full goes with --e2e", code="usage", hint="--suite full runs every case of the levels"
-        )
-    given = {"OPS": opts.ops, "--level": opts.levels, "--case": opts.case, "--max-smem": opts.max_smem}
-    extra = [name for name, value in given.items() if value]
-    if opts.e2e and extra:
-        raise UsageError(
-            f"{extra[0]} does not go with --e2e",
-            code="usage",
-            hint="DEEPINFER_DISABLE_OPS leaves ops to stock",
-        )
-
-
 def _end_to_end(opts: VerifyOptions, target: Target | None, out: Output) -> Result:
     from deepinfer_cli.commands import e2e
 
@@ -128,10 +117,9 @@ def _end_to_end(opts: VerifyOptions, target: Target | None, out: Output) -> Resu
             code="nothing-runnable",
             hint="name one with --target or --python",
         )
+    switches.read(e2e.installed(target))
     python = interpreter(opts.where, target, out)
-    options = e2e.E2eOptions(
-        target, python, opts.full, opts.arch, opts.timeout_s or e2e.TIMEOUT_S, opts.output
-    )
+    options = e2e.E2eOptions(target, python, opts.full, opts.arch, opts.timeout_s or e2e.TIMEOUT_S)
     return e2e.run(options, out)
 
 
@@ -169,25 +157,27 @@ def find_target(where: TargetOptions, out: Output) -> Target | None:
     return target
 
 
-def payload_root(target: Target | None, out: Output) -> Path:
-    """The overlay to test: the installed one, else the bundled one (and says so)."""
+def payload_root(target: Target | None, out: Output | None) -> Path:
+    """The overlay to test: the installed one, else the bundled one (and says so, if it is to be said)."""
     if target is not None:
         installed = target.root / payload.PACKAGE
         if (installed / "__init__.py").is_file():
             return installed
-        out.note("the overlay is not installed in this vLLM: kernels are checked from the bundled one")
+        if out is not None:
+            out.note("the overlay is not installed in this vLLM: kernels are checked from the bundled one")
     return payload.bundled().root
 
 
-def interpreter(where: TargetOptions, target: Target | None, out: Output) -> Path:
-    """The interpreter that runs the kernels: `--python`, the target's own, else this one (and says which)."""
+def interpreter(where: TargetOptions, target: Target | None, out: Output | None) -> Path:
+    """The interpreter that runs the kernels: `--python`, the target's own, else this one (and says which, likewise)."""
     if where.python is not None:
         python = where.python.absolute()
     elif target is not None and target.python is not None:
         python = target.python
     else:
         python = Path(sys.executable)
-    out.note(f"kernels run in {python}")
+    if out is not None:
+        out.note(f"kernels run in {python}")
     return python
 
 
@@ -202,11 +192,7 @@ def _finish(opts: VerifyOptions, out: Output, request: verify.Request, report: V
         for line in detail(failed, rerun(opts, failed)):
             out.line(line)
     out.line(_sentence(report))
-    result = Result("verify", _data(request, report), *_verdict(opts, report))
-    if opts.output is not None:
-        outfile.write(opts.output, document(result).encode())
-        out.note(f"written to {opts.output}")
-    return result
+    return Result("verify", _data(request, report), *_verdict(opts, report))
 
 
 def _verdict(opts: VerifyOptions, report: VerifyReport) -> tuple[ExitCode, tuple[ErrorItem, ...]]:
@@ -271,8 +257,8 @@ def _tables(report: VerifyReport) -> Iterable[Table]:
 def rerun(opts: VerifyOptions, result: CaseResult) -> str:
     """The command that runs one case alone."""
     words = ["deepinfer", "verify", "--level", result.level.value, "--case", result.case]
-    if opts.suite != "smoke":
-        words += ["--suite", opts.suite]
+    if opts.suite not in (None, SUITES[0]):
+        words += ["--suite", str(opts.suite)]
     for name, value in (("--arch", opts.arch), ("--max-smem", opts.max_smem)):
         words += [name, str(value)] if value is not None else []
     return shlex.join(words) + opts.where.arguments

@@ -64,6 +64,7 @@ _OTHER_ORDER = ("mhc_post", "mhc_pre_delayed", "mhc_fused_post_pre_delayed")
 _TWO_STEPS = {"max_abs": 2e-3, "max_rel": 2.0**-6}
 # op → function of 0.30's and 0.31's amd/rocm.py, a chain of PyTorch operations that synchronises
 _TORCH = {"combine": "combine_topk_swa_indices"}
+TORCH_OPS = frozenset(_TORCH)
 
 
 @dataclass(frozen=True, slots=True)

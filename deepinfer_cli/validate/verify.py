@@ -334,7 +334,7 @@ def _numerics(run: _Run) -> Iterator[CaseResult | NotRun]:
         return
     forced, problem = forced_arch(run.found["gpu"], run.request.arch)
     if problem:
-        yield NotRun(Level.NUMERICS, problem, "pass --arch sm80 to run the Ampere code on this card")
+        yield NotRun(Level.NUMERICS, problem, _other_arch(run.found["gpu"], "run the Ampere code"))
         return
     env = {"DEEPINFER_FORCE_ARCH": forced, "TRITON_OVERRIDE_ARCH": forced} if forced else {}
     run.notes.append(f"numerics: {code_name(run.found['gpu'], forced)}")
@@ -390,7 +390,7 @@ def _live(run: _Run) -> Iterator[CaseResult | NotRun]:
         return
     forced, problem = forced_arch(run.found["gpu"], request.arch)
     if problem:
-        yield NotRun(Level.LIVE, problem, "pass --arch sm80 to bind the overlay on this card")
+        yield NotRun(Level.LIVE, problem, _other_arch(run.found["gpu"], "bind the overlay"))
         return
     from deepinfer_cli.validate import static
 
@@ -442,10 +442,12 @@ def _no_gpu(run: _Run) -> str:
 
 
 def forced_arch(gpu: dict[str, Any], arch: str | None) -> tuple[str | None, str]:
-    """The architecture to force on this card (None on an SM8x card), or why its code cannot run here."""
+    """The architecture to force on this card (None on an SM8x card), or why the code asked for cannot run here."""
     capability = tuple(gpu["capability"])
     if capability in SERVED:
-        return None, ""
+        own = SERVED[capability]
+        other = arch not in (None, own)
+        return None, f"{gpu['name']} is {own} and runs its own code, not {arch}'s" if other else ""
     text = ".".join(str(part) for part in capability)
     if capability < (8, 0) or capability == (8, 7):
         return None, f"{gpu['name']} has compute capability {text}, which no overlay kernel serves"
@@ -455,6 +457,11 @@ def forced_arch(gpu: dict[str, Any], arch: str | None) -> tuple[str | None, str]
     if arch not in ARCHS:
         return None, f"DEEPINFER_FORCE_ARCH={arch} is unknown; known are {', '.join(ARCHS)}"
     return arch, ""
+
+
+def _other_arch(gpu: dict[str, Any], purpose: str) -> str:
+    served = tuple(gpu["capability"]) in SERVED
+    return "leave --arch out" if served else f"pass --arch sm80 to {purpose} on this card"
 
 
 def code_name(gpu: dict[str, Any], forced: str | None) -> str:

@@ -153,7 +153,10 @@ def test_numerics_without_a_gpu_is_not_run(case_payload: Path, monkeypatch: pyte
     ("capability", "arch", "want"),
     [
         pytest.param((8, 0), None, (None, ""), id="a100-as-it-is"),
-        pytest.param((8, 6), "sm80", (None, ""), id="sm8x-is-never-forced"),
+        pytest.param((8, 6), "sm86", (None, ""), id="its-own"),
+        pytest.param(
+            (8, 6), "sm80", (None, "GPU is sm86 and runs its own code, not sm80's"), id="sm8x-is-never-forced"
+        ),
         pytest.param((9, 0), "sm80", ("sm80", ""), id="newer-card-forced"),
     ],
 )
