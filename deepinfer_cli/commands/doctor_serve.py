@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from deepinfer_cli.commands.doctor_row import Row, Status
 from deepinfer_cli.detect import host
 from deepinfer_cli.detect.gpu import Gpu, GpuReport
 from deepinfer_cli.detect.target import Target
-from deepinfer_cli.serve import memory, partition, recommend, settings
-from deepinfer_cli.serve.memory import Layout, Load
-from deepinfer_cli.serve.recommend import Advice
+from deepinfer_cli.serve import memory, partition, reasons, recommend, settings
+from deepinfer_cli.serve.memory import Estimate, Layout, Load
+from deepinfer_cli.serve.recommend import Advice, Option
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,10 @@ def partition_rows(given: str | None, found: list[settings.Finding]) -> Iterator
 
 
 def advice_rows(target: Target | None, gpus: GpuReport, asked: Asked, keep: list[Advice]) -> Iterator[Row]:
-    """The layout to serve with, or why there is none; the advice itself is put into `keep`."""
+    """The layout to serve with, or why there is none; the advice itself is put into `keep`.
+
+    A layout that is asked for and that serves is the one that is advised.
+    """
     cards = _usable(gpus)
     if not cards:
         yield Row("serving", "ok", "no SM8x card to plan for")
@@ -48,64 +51,76 @@ def advice_rows(target: Target | None, gpus: GpuReport, asked: Asked, keep: list
     if not gib:
         yield Row("serving", "note", "the memory of a card cannot be read: nothing to plan with")
         return
-    load = Load(release=release_of(target))
-    yield from _asked_layout(asked, gib, load, len(cards))
-    advice = recommend.advise(len(cards), gib, load, asked.context)
+    load, room = Load(release=release_of(target)), _host_gib()
+    advice = None
+    if asked.tp is not None or asked.pp is not None or asked.given is not None:
+        wanted = yield from _asked_layout(asked, gib, load, len(cards))
+        advice = wanted and recommend.advice_of(wanted, len(cards), room)
+    advice = advice or recommend.advise(len(cards), gib, load, asked.context, room)
     keep.append(advice)
     if advice.best is None:
         # the machine is what it is; an estimate is no fault of it
         yield Row("serving", "note", "the model does not fit: " + "; ".join(advice.reasons),
                   "it would fit: " + "; or ".join(advice.nearest) if advice.nearest else "")  # fmt: skip
         return
-    yield from _host(load)
+    short = yield from _host(advice.best, advice.load, room)
     yield Row(
         "serving",
-        "ok",
-        f"{advice.best.layout.name}, context {advice.load.context:,} (an estimate)",
+        "note" if short else "ok",
+        f"{advice.best.layout.name}, context {advice.load.context:,} (an estimate)"
+        + ("; the GPUs hold it, the host's memory does not" if short else ""),
         "the line is below",
     )
     for number, reason in enumerate(advice.reasons, 1):
         yield Row(f"serving, {number}", "ok", reason)
 
 
-def _asked_layout(asked: Asked, gib: float, load: Load, cards: int) -> Iterator[Row]:
-    if asked.tp is None and asked.pp is None and asked.given is None:
-        return
+def _asked_layout(asked: Asked, gib: float, load: Load, cards: int) -> Generator[Row, None, Option | None]:
+    """What is to say about the layout that is asked for; returns it where it serves."""
     try:
         sizes = partition.parse(asked.given) if asked.given is not None else partition.even(asked.pp or 1)
     except ValueError:
-        return
-    if not partition.check(sizes).legal:
-        sizes = partition.check(sizes).nearest or (partition.LAYERS,)
-    layout = Layout(
-        asked.tp or max((tp for tp in memory.TENSOR_PARALLEL if tp * len(sizes) <= cards), default=1), sizes
-    )
-    if layout.tp not in memory.TENSOR_PARALLEL:
-        return
-    wanted = Load(load.release, asked.context or recommend.CONTEXTS[-1], speculative=layout.pp == 1)
-    found = memory.estimate(layout, gib, wanted)
-    room = f"the rest holds {found.tokens:,} tokens" if found.tokens else "it does not fit"
+        return None
+    verdict = partition.check(sizes, asked.pp)
+    if not verdict.legal and verdict.nearest is None:
+        yield Row(f"layout PP{asked.pp or len(sizes)}", "note", verdict.reason,
+                  f"at most {partition.MAX_STAGES} stages")  # fmt: skip
+        return None
+    sizes = sizes if verdict.legal else verdict.nearest or sizes
+    tp = asked.tp or max((tp for tp in memory.TENSOR_PARALLEL if tp * len(sizes) <= cards), default=1)
+    if tp not in memory.TENSOR_PARALLEL:
+        return None
+    found = recommend.longest(Layout(tp, sizes), gib, load, recommend.lengths(asked.context))
+    layout, one = found.estimate.layout, found.estimate
+    room = f"the rest holds {one.tokens:,} tokens" if one.tokens else "it does not fit"
     few = f"; it takes {layout.gpus} GPUs, {cards} are visible" if layout.gpus > cards else ""
-    fits = found.tokens >= wanted.context and layout.gpus <= cards
+    fits = found.serves and layout.gpus <= cards
     yield Row(f"layout {layout.name}", "ok" if fits else "note",
-              f"{found.arithmetic}, at a context of {wanted.context:,}; {room}{few}")  # fmt: skip
+              f"{one.arithmetic}, at a context of {found.load.context:,}; {room}{few}")  # fmt: skip
+    return found if fits and not partition.skipped_engram(sizes, load.release) else None
 
 
-def _host(load: Load) -> Iterator[Row]:
+def _host_gib() -> float | None:
     total = host.memory_bytes()
-    if total is None or load.engram_on_gpu:
-        return
-    gib = total / memory.GIB
+    return None if total is None else total / memory.GIB
+
+
+def _host(best: Estimate, load: Load, gib: float | None) -> Generator[Row, None, bool]:
+    """Whether what is pinned does not fit the host."""
+    if gib is None or load.engram_on_gpu:
+        return False
+    needed = best.host.needed(huge_pages=load.huge_pages)
+    rounded = best.host.needed(huge_pages=False)
     text = f"{gib:.0f} GiB; Engram's tables take {memory.ENGRAM} GiB of it, pinned"
-    if gib < memory.ENGRAM:
+    if gib < needed:
         yield Row(
-            "host memory",
-            "problem",
-            text,
-            f"{memory.ENGRAM:.0f} GiB and room for the rest, or Engram on the GPUs",
+            "host memory", "problem", text, f"{needed:.0f} GiB and room for the rest, or Engram on the GPUs"
         )
-    else:
-        yield Row("host memory", "note" if gib < memory.ENGRAM + 32 else "ok", text)
+        return True
+    if gib < rounded + reasons.HOST_ROOM:
+        text += f"; {rounded:.0f} GiB as PyTorch rounds them up, unless --engram-config has use_thp"
+    yield Row("host memory", "note" if gib < needed + reasons.HOST_ROOM else "ok", text)
+    return False
 
 
 def _usable(gpus: GpuReport) -> list[Gpu]:
@@ -134,7 +149,7 @@ def advice_data(advice: Advice) -> dict[str, Any]:
         "line": advice.line,
         "reasons": list(advice.reasons),
         "nearest": list(advice.nearest),
-        "load": asdict(advice.load),
+        "load": advice.load.data(),
         "layout": best
         and {
             "name": best.layout.name,

@@ -6,9 +6,11 @@ The same in 0.30 to 0.33 for this model. Sources are named as file:function of v
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from deepinfer_cli.planner.shape import Shape
@@ -54,9 +56,16 @@ class Group:
     kind: Kind
     pages: tuple[Page, ...]
 
-    def on(self, layers: range) -> int:
-        """Bytes of a block for those of its pages that are on `layers` (`planning:_project_kv_cache_groups_to_worker`)."""
-        return sum(page.bytes for page in self.pages if page.layer in layers)
+    def on(self, layers: range, borrowed: int | None = None) -> int:
+        """Bytes of a block for those of its pages that are on `layers` (`planning:_project_kv_cache_groups_to_worker`).
+
+        Args:
+            borrowed: also those of this layer's caches that others read.
+        """
+        own = sum(page.bytes for page in self.pages if page.layer in layers)
+        if self.kind != "compressed" or borrowed is None:
+            return own
+        return own + sum(page.bytes for page in self.pages if page.layer == borrowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +127,12 @@ class Pool:
         return self.blocks - 1 >= self.request_blocks
 
 
-def pages(shape: Shape, traffic: Traffic) -> list[Page]:
-    """Every layer's pages, in the order in which vLLM's layers register them.
+def pages(shape: Shape, size: int, speculative_tokens: int) -> list[Page]:
+    """Every layer's pages with blocks of `size` tokens, in the order in which vLLM's layers register them.
 
     Raises:
-        ValueError: the block size is not a multiple of every ratio and of the window's block.
+        ValueError: the block size is not a multiple of the window's block, and so not of every ratio.
     """
-    size = traffic.block_size
     if size < WINDOW_BLOCK or size % WINDOW_BLOCK:
         raise ValueError(f"the block size is a multiple of {WINDOW_BLOCK}, not {size}")
     found = []
@@ -137,8 +145,8 @@ def pages(shape: Shape, traffic: Traffic) -> list[Page]:
         if layer in shape.index_sources:
             found.append(Page(layer, "index", "compressed", size, _aligned(rows * INDEX_BYTES)))
         if ratio > 1:
-            found.append(_ring(layer, shape, traffic.speculative_tokens))
-    if traffic.speculative_tokens:
+            found.append(_ring(layer, shape, speculative_tokens))
+    if speculative_tokens:
         found += [_window(shape.layers + index) for index in range(shape.draft_layers)]
     return found
 
@@ -159,8 +167,14 @@ def _ring(layer: int, shape: Shape, speculative_tokens: int) -> Page:
     return Page(layer, "ring", "ring", rows, rows * 2 * shape.head_dim * _FLOAT32)
 
 
-def groups(found: Sequence[Page]) -> tuple[Group, ...]:
+def groups(shape: Shape, traffic: Traffic) -> tuple[Group, ...]:
     """The whole model's groups (`planning:get_kv_cache_groups`, `_get_packed_kv_cache_groups`)."""
+    return _groups(shape, traffic.block_size, traffic.speculative_tokens)
+
+
+@lru_cache(maxsize=256)
+def _groups(shape: Shape, block_size: int, speculative_tokens: int) -> tuple[Group, ...]:
+    found = pages(shape, block_size, speculative_tokens)
     buckets: dict[Kind, list[Page]] = {}
     for page in found:
         buckets.setdefault(page.kind, []).append(page)
@@ -240,26 +254,42 @@ def request_blocks(group: Group, shape: Shape, traffic: Traffic, stages: int) ->
     return -(-held // WINDOW_BLOCK) + 1
 
 
+def borrowed(shape: Shape, layers: range) -> int | None:
+    """The KV source on an earlier stage whose caches `layers` read; None where they read none of another stage.
+
+    Stock vLLM 0.30 to 0.33 refuses such a stage; one that replicates the caches would hold them again there.
+    """
+    first = next((layer for layer in layers if layer < shape.layers and shape.ratios[layer]), None)
+    source = max((one for one in shape.kv_sources if first is not None and one <= first), default=None)
+    return source if source is not None and source not in layers else None
+
+
+def stages(shape: Shape, partition: Sequence[int]) -> list[range]:
+    """The layers of each stage, without DSpark's."""
+    starts = [sum(partition[:index]) for index in range(len(partition))]
+    return [range(start, start + count) for start, count in zip(starts, partition, strict=True)]
+
+
 def pool(shape: Shape, partition: Sequence[int], traffic: Traffic, available: Sequence[int]) -> Pool:
     """The KV cache of a pipeline.
 
     Args:
-        partition: layers of each stage; DSpark's layers are on the last.
+        partition: layers of each stage; DSpark's layers are on the last. A stage that reads caches of an earlier one is
+            taken to hold them, too.
         available: bytes that each stage's GPU has for the KV cache; under TP every GPU of a stage has the same.
 
     Returns:
         What vLLM reports. Prefix caching and `--max-num-seqs` do not change it: the pages are the same, and a request's
         share is that of one request.
     """
-    ends = [sum(partition[: index + 1]) for index in range(len(partition))]
-    ends[-1] += shape.draft_layers
-    whole = groups(pages(shape, traffic))
-    starts = [0, *ends[:-1]]
-    block_bytes = tuple(
-        max(group.on(range(start, end)) for group in whole) for start, end in zip(starts, ends, strict=True)
-    )
-    counts = [max(have, 0) // size for have, size in zip(available, block_bytes, strict=True)]
-    stages = len(partition)
-    needed = sum(request_blocks(group, shape, traffic, stages) for group in whole)
-    limiting = min(range(stages), key=lambda stage: counts[stage])
+    whole = groups(shape, traffic)
+    own = stages(shape, partition)
+    held = [*own[:-1], range(own[-1].start, own[-1].stop + shape.draft_layers)]
+    block_bytes = tuple(max(group.on(layers, borrowed(shape, layers)) for group in whole) for layers in held)
+    counts = [
+        max(have, 0) // size if size else sys.maxsize
+        for have, size in zip(available, block_bytes, strict=True)
+    ]
+    needed = sum(request_blocks(group, shape, traffic, len(partition)) for group in whole)
+    limiting = min(range(len(partition)), key=lambda stage: counts[stage])
     return Pool(counts[limiting], block_bytes, needed, traffic.context, limiting, whole)

@@ -1,35 +1,28 @@
-"""How much memory DeepSeek-V4.1 takes of each GPU and of the host: a small estimate, in one place.
+"""A layout's memory: what each GPU of each stage and the host hold, and the KV pool that is left.
 
-All sizes are GiB. The weights are the checkpoint's (475.3 GiB); what vLLM makes of them on SM8x follows its loaders:
-experts of a width that Marlin pads, `wo_a` unpacked to bfloat16, vision on every GPU, Engram's tables in the host's memory.
+Sizes are GiB. Weights, tables and vLLM's KV accounting follow the model's shape and vLLM's code (`deepinfer_cli.planner`);
+activations, graphs and libraries are estimates.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any
 
-from deepinfer_cli.serve.partition import ENGRAM_LAYERS, KV_SOURCES, LAYERS, minor, text
+from deepinfer_cli.planner import buffers, kv, weights
+from deepinfer_cli.planner.shape import FLASH, Shape
+from deepinfer_cli.serve.partition import LAYERS, check, text
 
 GIB = 2**30
-CHECKPOINT = 475.3
-ENGRAM = 188.8
-EXPERTS = 275.7
-EXPERT_WIDTH = 2304
-# Marlin's MXFP4 experts are as wide as a multiple of this (`mxfp4_round_up_hidden_size_and_intermediate_size`)
-MARLIN_WIDTH = 128
-# of 5.2: `fused_wqa_wkv` is on every GPU of a stage (`disable_tp`), the rest is split
-ATTENTION_SPLIT, ATTENTION_WHOLE = 4.8, 0.4
-# 40 x 8,192 x 4,096: a byte each in the checkpoint, two once unpacked
-WO_A_PACKED, WO_A_UNPACKED = 1.25, 2.5
-SHARED_EXPERTS, EMBEDDING, HEAD, VISION = 1.4, 1.3, 1.3, 0.9
-DSPARK = 7.5
-# activations, CUDA graphs, NCCL's buffers, the logits: an allowance, not a measurement
-ALLOWANCE = 2.5
-# bytes for each token of the KV pool that a source's stage keeps, with page rounding at block size 128
-KV_BYTES = {2: 360, 8: 360, 14: 360, 20: 720}
+EXPERT_WIDTH = FLASH.expert_width
+CHECKPOINT = round(weights.checkpoint(FLASH) / GIB, 1)
+ENGRAM = round(weights.tables(FLASH) / GIB, 1)
 # 64 heads and 8 output groups are split evenly
 TENSOR_PARALLEL = (1, 2, 4, 8)
+DRAFT_TOKENS = 5
+BLOCK_SIZE = 128
+SEQUENCES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +33,13 @@ class Layout:
         tp: GPUs of one stage.
         partition: layers of each stage.
         expert_parallel: whole experts on each GPU instead of a slice of every expert.
+        uneven: GPUs of each stage where they differ; no vLLM of 0.30 to 0.33 has that.
     """
 
     tp: int
     partition: tuple[int, ...] = (LAYERS,)
     expert_parallel: bool = False
+    uneven: tuple[int, ...] = ()
 
     @property
     def pp(self) -> int:
@@ -52,40 +47,100 @@ class Layout:
         return len(self.partition)
 
     @property
+    def tps(self) -> tuple[int, ...]:
+        """GPUs of each stage."""
+        return self.uneven or (self.tp,) * self.pp
+
+    @property
     def gpus(self) -> int:
         """GPUs in all."""
-        return self.tp * self.pp
+        return sum(self.tps)
+
+    @property
+    def stock(self) -> bool:
+        """Stock vLLM 0.30 to 0.33 builds it."""
+        return not self.uneven and check(self.partition).legal
 
     @property
     def name(self) -> str:
         """Such as `TP4 x PP2 (20,20)`."""
+        if self.uneven:
+            return " + ".join(f"TP{tp}" for tp in self.uneven) + f" ({text(self.partition)})"
         stages = f" x PP{self.pp} ({text(self.partition)})" if self.pp > 1 else ""
         return f"TP{self.tp}{stages}" + (" with expert parallelism" if self.expert_parallel else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is served: context length, speculation, and how much of a GPU vLLM may take."""
+    """What is served, and how much of a GPU vLLM may take.
+
+    Attributes:
+        concurrency: requests of the whole context that the pool must hold at once.
+        sequences: `--max-num-seqs`.
+        speculative: DSpark's tokens in each step; 0 without it.
+        utilization: `--gpu-memory-utilization`.
+        vision: the image encoder is built.
+    """
 
     release: str = "0.33.0"
-    context: int = 1_048_576
+    context: int = FLASH.positions
+    concurrency: float = 1.0
     batched_tokens: int = 8192
-    speculative: bool = True
+    sequences: int = SEQUENCES
+    speculative: int = DRAFT_TOKENS
     utilization: float = 0.92
     engram_on_gpu: bool = False
+    vision: bool = True
+    block_size: int = BLOCK_SIZE
+    model: Shape = FLASH
+
+    @property
+    def traffic(self) -> kv.Traffic:
+        """What the KV cache is sized for."""
+        return kv.Traffic(self.context, self.batched_tokens, self.block_size, self.speculative)
+
+    def data(self) -> dict[str, Any]:
+        """For a JSON document: everything but the model's shape."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "model"}
+
+    @property
+    def huge_pages(self) -> bool:
+        """`use_thp` can keep the host's tables from being rounded up: from 0.31 on (`vllm/config/engram.py`)."""
+        return buffers.minor(self.release) >= 31
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One GPU of one stage: GiB of each part, and bytes that a token of the pool takes there."""
+    """One GPU of one stage: layers, GPUs, GiB of each part, and bytes that a block of the KV pool takes there."""
 
     parts: dict[str, float]
-    token_bytes: int
+    layers: range = field(default=range(0))
+    tp: int = 1
+    block_bytes: int = 0
 
     @property
     def total(self) -> float:
         """GiB before any KV cache."""
         return sum(self.parts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The host's memory.
+
+    Attributes:
+        tables: GiB of Engram's tables; 0 where they are on the GPUs.
+        rounded: GiB once PyTorch has rounded each pinned tensor up to a power of two.
+        tokens: GiB of token ids that every GPU's process keeps, pinned.
+    """
+
+    tables: float
+    rounded: float
+    tokens: float
+
+    def needed(self, *, huge_pages: bool) -> float:
+        """GiB that are pinned in all."""
+        return (self.tables if huge_pages else self.rounded) + self.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +150,34 @@ class Estimate:
     Attributes:
         usable: GiB that vLLM may take of one GPU.
         stages: first to last.
-        tokens: of the KV pool, as the tightest stage allows; 0 where the rest does not fit.
+        pool: what vLLM would report, even where it is too small to start with.
     """
 
     layout: Layout
     memory: float
     usable: float
     stages: tuple[Stage, ...]
-    tokens: int
+    pool: kv.Pool
+    host: Host
+
+    @property
+    def fits(self) -> bool:
+        """Everything but the KV cache fits."""
+        return all(stage.total < self.usable for stage in self.stages)
+
+    @property
+    def tokens(self) -> int:
+        """Of the KV pool; 0 where the rest does not fit."""
+        return self.pool.tokens if self.fits else 0
 
     @property
     def tightest(self) -> int:
         """The index of the stage that leaves the least."""
         return min(range(len(self.stages)), key=lambda one: self.usable - self.stages[one].total)
+
+    def serves(self, concurrency: float = 1.0) -> bool:
+        """vLLM starts, and the pool holds that many requests of the whole context."""
+        return self.fits and self.pool.starts and self.pool.concurrency >= concurrency
 
     @property
     def arithmetic(self) -> str:
@@ -120,50 +190,49 @@ class Estimate:
 
 def expert_padding(layout: Layout) -> float:
     """How much larger Marlin makes the experts: each GPU's width is rounded up to 128."""
-    if layout.expert_parallel:
-        return 1.0
-    width = EXPERT_WIDTH / layout.tp
-    return math.ceil(width / MARLIN_WIDTH) * MARLIN_WIDTH / width
+    return max(weights.expert_padding(FLASH, weights.Split(tp, layout.expert_parallel)) for tp in layout.tps)
 
 
 def workspace(load: Load) -> float:
-    """GiB of vLLM's one shared workspace: the larger of what prefill gathers and what the indexer gathers.
-
-    Prefill: four requests of bf16 rows of 512 (`max_model_len`, the window, the batch). Indexer: rows of 132 bytes, 40 for
-    each position; from 0.32 on 16 above 262,144 positions.
-    """
-    prefill = 4 * (load.context + 128 + load.batched_tokens) * 1024
-    rows = 16 if load.context > 262_144 and minor(load.release) >= 32 else 40
-    return max(prefill, 132 * rows * load.context) / GIB
+    """GiB of vLLM's shared workspace where one stage has every layer."""
+    return buffers.workspace(load.model, range(load.model.layers), load.traffic, load.release) / GIB
 
 
+@lru_cache(maxsize=4096)
 def estimate(layout: Layout, memory: float, load: Load) -> Estimate:
     """What `layout` takes of GPUs with `memory` GiB."""
     usable = memory * load.utilization
-    stages, start = [], 0
-    for index, count in enumerate(layout.partition):
-        stages.append(_stage(layout, load, start, count, index))
-        start += count
-    room = [(usable - stage.total) * GIB / stage.token_bytes for stage in stages if stage.token_bytes]
-    fits = all(stage.total < usable for stage in stages)
-    return Estimate(layout, memory, usable, tuple(stages), max(int(min(room, default=0)), 0) if fits else 0)
+    spans = kv.stages(load.model, layout.partition)
+    parts = [_parts(layout, load, index, layers) for index, layers in enumerate(spans)]
+    free = [int((usable - sum(part.values())) * GIB) for part in parts]
+    pool = kv.pool(load.model, layout.partition, load.traffic, free)
+    stages = tuple(
+        Stage(part, layers, tp, size)
+        for part, layers, tp, size in zip(parts, spans, layout.tps, pool.block_bytes, strict=True)
+    )
+    return Estimate(layout, memory, usable, stages, pool, _host(layout, load))
 
 
-def _stage(layout: Layout, load: Load, start: int, count: int, index: int) -> Stage:
-    share, tp, last = count / LAYERS, layout.tp, index == layout.pp - 1
-    inside = range(start, start + count)
-    # the drafter's experts are experts, too
-    padding = expert_padding(layout)
-    tables = ENGRAM / 2 * sum(layer in inside for layer in ENGRAM_LAYERS) if load.engram_on_gpu else 0.0
-    parts = {
-        "experts": EXPERTS * share * padding / tp,
-        "attention": (ATTENTION_SPLIT - WO_A_PACKED + WO_A_UNPACKED) * share / tp + ATTENTION_WHOLE * share,
-        "shared experts": SHARED_EXPERTS * share / tp,
-        "embedding and head": (EMBEDDING * (index == 0) + HEAD * last) / tp,
-        "vision": VISION,
-        "DSpark": DSPARK * padding / tp if load.speculative and last else 0.0,
-        "Engram": tables / tp,
-        "workspace": workspace(load),
-        "allowance": ALLOWANCE,
-    }
-    return Stage(parts, sum(KV_BYTES[source] for source in KV_SOURCES if source in inside))
+def _parts(layout: Layout, load: Load, index: int, layers: range) -> dict[str, float]:
+    first, last, tp = index == 0, index == layout.pp - 1, layout.tps[index]
+    draft = load.speculative > 0 and last
+    split = weights.Split(tp, layout.expert_parallel, load.vision, load.engram_on_gpu, draft)
+    served = buffers.Served(
+        load.release, load.sequences, tp, layout.pp, first=first, last=last, draft=draft, vision=load.vision
+    )
+    found = weights.stage(load.model, layers, split, first=first, last=last)
+    found |= buffers.stage(load.model, layers, load.traffic, served)
+    return {name: size / GIB for name, size in found.items()}
+
+
+def _host(layout: Layout, load: Load) -> Host:
+    tables = rounded = 0.0
+    for layers, tp in zip(kv.stages(load.model, layout.partition), layout.tps, strict=True):
+        for layer in () if load.engram_on_gpu else load.model.engram.layers:
+            if layer in layers:
+                each, row = load.model.engram, weights.table_bytes(load.model, layer) / tp
+                values = row * each.dim / each.row_bytes
+                tables += tp * row
+                rounded += tp * sum(1 << (int(size) - 1).bit_length() for size in (values, row - values))
+    tokens = layout.gpus * (1 << (4 * load.sequences * load.context - 1).bit_length())
+    return Host(tables / GIB, rounded / GIB, tokens / GIB)

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 
-LAYERS = 40
+from deepinfer_cli.planner.buffers import minor
+from deepinfer_cli.planner.shape import FLASH
+
+LAYERS = FLASH.layers
 # layers that own a compressed cache; those after one read it until the next (`kv_source_layer_ids`)
-KV_SOURCES = (2, 8, 14, 20)
+KV_SOURCES = FLASH.kv_sources
 # a stage may start here: a layer whose cache no later layer looks for on an earlier stage. Layers 0 and 1 have none
-CUTS = (1, *KV_SOURCES)
+CUTS = FLASH.cuts
 MAX_STAGES = len(CUTS) + 1
-ENGRAM_LAYERS = (1, 14)
+ENGRAM_LAYERS = FLASH.engram.layers
 VARIABLE = "VLLM_PP_LAYER_PARTITION"
 _PUBLISHED = (14, 14, 12)
 
@@ -100,7 +103,8 @@ def check(partition: Sequence[int], stages: int | None = None) -> Verdict:
     return _refused(
         given,
         f"{text(given)}{named}: {reason}, whose KV cache its layers share, and vLLM 0.30 to 0.33 raises "
-        "NotImplementedError there",
+        f"NotImplementedError there; it needs a vLLM that relays or replicates the caches of layer "
+        f"{' and '.join(map(str, relayed(given)))}",
         count,
     )
 
@@ -115,10 +119,10 @@ def skipped_engram(partition: Sequence[int], release: str) -> tuple[int, ...]:
     return tuple(layer for layer in ENGRAM_LAYERS if layer >= partition[0])
 
 
-def minor(release: str) -> int:
-    """33 of 0.33.0; 33 where it is not said."""
-    part = release.split(".")[1] if release.count(".") else ""
-    return int(part) if part.isdecimal() else 33
+def relayed(partition: Sequence[int]) -> tuple[int, ...]:
+    """The KV sources whose caches a stage after theirs reads: stock does not relay them, nor hold them twice."""
+    found = {_source(cut) for cut in cuts(partition) if cut > KV_SOURCES[0] and cut not in CUTS}
+    return tuple(sorted(found))
 
 
 def _refused(given: tuple[int, ...], reason: str, stages: int) -> Verdict:

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from deepinfer_cli.serve import memory, partition
+from deepinfer_cli.planner import weights
+from deepinfer_cli.serve import memory, partition, reasons
+from deepinfer_cli.serve.command import serve_line
 from deepinfer_cli.serve.memory import Estimate, Layout, Load
 
-MODEL = "deepseek-ai/DeepSeek-V4.1-Flash"
 CONTEXTS = (1_048_576, 524_288, 262_144, 131_072, 65_536, 32_768)
-DRAFT_TOKENS = 5
-BLOCK_SIZE = 128
 # of one GPU, GB as they are sold
 _SIZES = (24, 32, 40, 48, 64, 80, 96, 141)
-_MOST_GPUS = 48
-_WIDTH = "experts as wide as Marlin pads them"
+# numbers of GPUs that some layout takes all of
+_COUNTS = sorted({tp * pp for tp in memory.TENSOR_PARALLEL for pp in range(1, partition.MAX_STAGES + 1)})
+# a context that is worth whole experts
+_LONG = 262_144
+# prompts in smaller pieces: slower to fill in, and smaller activations and reserves
+_SMALL_BATCH = 2_048
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A layout with the longest context that it serves; with the shortest that was asked for where it serves none."""
+
+    estimate: Estimate
+    load: Load
+
+    @property
+    def serves(self) -> bool:
+        """It does."""
+        return self.estimate.serves(self.load.concurrency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,31 +54,43 @@ class Advice:
     nearest: tuple[str, ...] = ()
 
 
-def advise(gpus: int, gib: float, load: Load | None = None, context: int | None = None) -> Advice:
-    """The layout for `gpus` of `gib` GiB each.
-
-    Fewest stages first, for each stage is one more hop of every token; then as many GPUs as it can use; then the longest
-    context that the pool holds at least once; expert parallelism only where slices of every expert do not fit.
+def advise(
+    gpus: int, gib: float, load: Load | None = None, context: int | None = None, host: float | None = None
+) -> Advice:
+    """The layout for `gpus` of `gib` GiB each (see `options` and `pick`).
 
     Args:
         context: the context length that is asked for; default the longest that fits.
+        host: GiB of the host's memory, where that is known.
     """
     load = load or Load()
-    lengths = CONTEXTS if context is None else (context,)
-    found = [
-        (one, fitted)
-        for layout in layouts(gpus, load.release)
-        for one, fitted in [_longest(layout, gib, load, lengths)]
-        if one is not None
-    ]
-    if not found:
-        return _none(gpus, gib, load, lengths)
-    best, fitted = min(found, key=lambda item: _rank(*item))
-    return Advice(best, fitted, serve_line(best.layout, fitted), tuple(_why(best, fitted, gpus)))
+    best = pick(options(gpus, gib, load, lengths(context)))
+    return _none(gpus, gib, load, lengths(context)) if best is None else advice_of(best, gpus, host)
 
 
-def layouts(gpus: int, release: str) -> Iterator[Layout]:
-    """Every layout of at most `gpus` that `release` runs right; with more than one GPU a stage, both kinds of experts."""
+def advice_of(option: Option, gpus: int, host: float | None = None) -> Advice:
+    """The advice to take `option`.
+
+    Args:
+        gpus: that there are.
+        host: GiB of the host's memory, where that is known.
+    """
+    found, load = option.estimate, option.load
+    line = serve_line(found.layout, load, huge_pages=reasons.huge_pages(found, load, host))
+    return Advice(found, load, line, tuple(reasons.why(found, load, gpus)))
+
+
+def lengths(context: int | None) -> tuple[int, ...]:
+    """The context lengths to try, longest first."""
+    return CONTEXTS if context is None else (context,)
+
+
+def layouts(gpus: int, release: str, expert_parallel: bool | None = None) -> Iterator[Layout]:
+    """Every layout of at most `gpus` that `release` runs right.
+
+    Args:
+        expert_parallel: only with whole experts, or only with slices; None: with more than one GPU a stage, both.
+    """
     for tp in memory.TENSOR_PARALLEL:
         for stages in range(1, partition.MAX_STAGES + 1):
             if tp * stages > gpus:
@@ -71,118 +98,144 @@ def layouts(gpus: int, release: str) -> Iterator[Layout]:
             for sizes in partition.legal(stages):
                 if partition.skipped_engram(sizes, release):
                     continue
-                yield Layout(tp, sizes)
-                if tp > 1:
-                    yield Layout(tp, sizes, expert_parallel=True)
+                for whole in (False, True):
+                    if (whole and tp == 1) or (tp > 1 and expert_parallel not in (None, whole)):
+                        continue
+                    yield Layout(tp, sizes, expert_parallel=whole)
 
 
-def serve_line(layout: Layout, load: Load) -> str:
-    """The command, for vLLM 0.30 to 0.33; what is not vLLM's default is said, and what must not change by itself."""
-    options: list[tuple[str, str | None]] = [("--tensor-parallel-size", str(layout.tp))]
-    if layout.pp > 1:
-        options.append(("--pipeline-parallel-size", str(layout.pp)))
-    if layout.expert_parallel:
-        options.append(("--enable-expert-parallel", None))
-    options += [
-        ("--block-size", str(BLOCK_SIZE)),
-        ("--kv-cache-dtype", "fp8"),
-        ("--moe-backend", "marlin"),
-        ("--max-model-len", str(load.context)),
-        ("--max-num-batched-tokens", str(load.batched_tokens)),
-        ("--gpu-memory-utilization", f"{load.utilization:g}"),
-        ("--engram-config", json.dumps({"cpu_offload": not load.engram_on_gpu})),
-    ]
-    if load.speculative:
-        options.append(
-            ("--speculative-config", json.dumps({"method": "dspark", "num_speculative_tokens": DRAFT_TOKENS}))
-        )
-    words = [word for name, value in options for word in (name, value) if word is not None]
-    before = f"{partition.VARIABLE}={partition.text(layout.partition)} " if layout.pp > 1 else ""
-    return before + shlex.join(["vllm", "serve", MODEL, *words])
+def options(
+    gpus: int,
+    gib: float,
+    load: Load,
+    contexts: Sequence[int],
+    expert_parallel: bool | None = None,
+    *,
+    exactly: bool = False,
+) -> list[Option]:
+    """Of each number of GPUs a stage, of stages and kind of experts the partition that serves the most."""
+    kinds: dict[tuple[int, int, bool], Option] = {}
+    for layout in layouts(gpus, load.release, expert_parallel):
+        found = longest(layout, gib, load, contexts)
+        kind = (layout.tp, layout.pp, layout.expert_parallel)
+        if kind not in kinds or _value(found) > _value(kinds[kind]):
+            kinds[kind] = found
+    return list(kinds.values())
 
 
-def _longest(
-    layout: Layout, gib: float, load: Load, lengths: tuple[int, ...]
-) -> tuple[Estimate | None, Load]:
+def pick(found: Sequence[Option]) -> Option | None:
+    """The option to take; None where none serves.
+
+    Fewest stages first, for each stage is one more hop of every token; then as many GPUs as it can use; then the longest
+    context that the pool holds as often as asked; expert parallelism only where slices of every expert do not fit.
+    """
+    serving = [one for one in found if one.serves]
+    return min(serving, key=_rank) if serving else None
+
+
+def longest(layout: Layout, gib: float, load: Load, contexts: Sequence[int]) -> Option:
+    """The layout with the longest of `contexts` that it serves; with the shortest where it serves none."""
     # no release of 0.30 to 0.33 relays the drafter's inputs between stages
-    load = replace(load, speculative=load.speculative and layout.pp == 1)
-    for length in lengths:
-        fitted = replace(load, context=length)
-        found = memory.estimate(layout, gib, fitted)
-        if found.tokens >= length:
-            return found, fitted
-    return None, load
+    load = replace(load, speculative=load.speculative if layout.pp == 1 else 0)
+    least = replace(load, context=min(contexts))
+    last = Option(memory.estimate(layout, gib, least), least)
+    if not last.serves:
+        return last
+    for context in sorted(contexts, reverse=True)[:-1]:
+        fitted = replace(load, context=context)
+        found = Option(memory.estimate(layout, gib, fitted), fitted)
+        if found.serves:
+            return found
+    return last
 
 
-def _rank(found: Estimate, load: Load) -> tuple[int, ...]:
-    layout = found.layout
-    return (layout.pp, -layout.tp, -load.context if load.context < CONTEXTS[2] else 0, layout.expert_parallel,
-            -load.context, -found.tokens)  # fmt: skip
+def _value(option: Option) -> tuple[float, ...]:
+    found = option.estimate
+    room = min(found.usable - stage.total for stage in found.stages)
+    return (option.serves, option.load.context if option.serves else 0, found.tokens, room)
 
 
-def _why(best: Estimate, load: Load, gpus: int) -> Iterator[str]:
-    layout = best.layout
-    yield f"{best.arithmetic}; the rest holds {best.tokens:,} tokens, {best.tokens / load.context:.1f} x {load.context:,}"
-    padding = memory.expert_padding(layout)
-    if padding > 1:
-        yield (
-            f"TP{layout.tp} slices an expert's width {memory.EXPERT_WIDTH:,} into {memory.EXPERT_WIDTH // layout.tp}, "
-            f"which Marlin pads: {100 * (padding - 1):.0f} % more to hold and to read; --enable-expert-parallel keeps "
-            "experts whole, and is not tested with the overlay"
-        )
-    if layout.expert_parallel:
-        yield "slices of every expert, padded by Marlin, do not fit or leave less: experts whole; not tested with the overlay"
-    if layout.pp > 1:
-        yield (
-            "each stage is one more hop for every token, and no DSpark: vLLM 0.30 to 0.33 refuses it for this model "
-            "with pipeline stages"
-        )
-    if layout.gpus < gpus:
-        yield (
-            f"{gpus - layout.gpus} of {gpus} GPUs are left over: 64 heads are split by 1, 2, 4 or 8, and stages begin "
-            f"at layers {_cuts()} only"
-        )
-    if not load.engram_on_gpu:
-        yield f"Engram's tables, {memory.ENGRAM} GiB, are in the host's memory"
+def _rank(option: Option) -> tuple[float, ...]:
+    layout, load = option.estimate.layout, option.load
+    short = load.context < _LONG
+    return (layout.pp, -layout.tp, short, layout.expert_parallel, -load.context, -option.estimate.tokens)
 
 
-def _none(gpus: int, gib: float, load: Load, lengths: tuple[int, ...]) -> Advice:
-    shortest = replace(load, context=min(lengths))
+def _none(gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> Advice:
+    shortest = replace(load, context=min(contexts))
     tried = [
-        memory.estimate(layout, gib, replace(shortest, speculative=False))
+        memory.estimate(layout, gib, replace(shortest, speculative=0))
         for layout in layouts(gpus, load.release)
     ]
-    closest = min(tried, key=lambda one: one.stages[one.tightest].total)
-    whole = memory.CHECKPOINT - (0 if load.engram_on_gpu else memory.ENGRAM)
-    reasons = [
+    closest = max(
+        tried, key=lambda one: (one.fits, one.pool.tokens, one.usable - one.stages[one.tightest].total)
+    )
+    whole = (
+        weights.checkpoint(load.model) - (0 if load.engram_on_gpu else weights.tables(load.model))
+    ) / memory.GIB
+    said = [
         f"{gpus} x {gib:.1f} GiB is {gpus * gib:.0f} GiB; the weights without Engram are {whole:.1f} GiB",
         f"the best layout, without DSpark, at a context of {shortest.context:,}: {closest.arithmetic}",
     ]
-    return Advice(None, shortest, None, tuple(reasons), tuple(_what_would(gpus, gib, load, lengths)))
+    if load.engram_on_gpu:
+        said[0] = said[0].replace("without", "with")
+    if closest.fits:
+        pool = closest.pool
+        said.append(
+            f"the rest holds {pool.tokens:,} tokens, {pool.concurrency:.2f} requests of {pool.context:,}; "
+            f"{shortest.concurrency:g} are asked for"
+        )
+    return Advice(None, shortest, None, tuple(said), tuple(what_would(gpus, gib, load, contexts)))
 
 
-def _what_would(gpus: int, gib: float, load: Load, lengths: tuple[int, ...]) -> Iterator[str]:
-    """The fewest GPUs of this size, and the smallest size of this many."""
-    more = next((n for n in range(gpus + 1, _MOST_GPUS + 1) if _fits(n, gib, load, lengths)), None)
-    if more:
-        yield f"{more} GPUs of this size: {_fits(more, gib, load, lengths)}"
-    size = next((size for size in _SIZES if size > gib and _fits(gpus, size, load, lengths)), None)
-    if size:
-        yield f"{gpus} GPUs of {size} GB: {_fits(gpus, size, load, lengths)}"
+def what_would(gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> Iterator[str]:
+    """A shorter context or smaller batches, the fewest GPUs of this size, and the smallest size of this many."""
+    asked, *others = _changes(load, contexts)
+    for words, changed, tried in others:
+        if (found := _fits(gpus, gib, changed, tried)) is not None:
+            yield f"these GPUs with {words}: {found}"
+            break
+    enough = math.ceil(_least(load) / (gib * load.utilization))
+    counts = [count for count in _COUNTS if count > gpus and count >= enough]
+    sizes = [size for size in _SIZES if size > gib and gpus * size * load.utilization >= _least(load)]
+    changes = (asked, *others[-1:])
+    yield from _first([(f"{count} GPUs of this size", count, gib) for count in counts], changes)
+    yield from _first([(f"{gpus} GPUs of {size} GB", gpus, size) for size in sizes], changes)
 
 
-def _fits(gpus: int, gib: float, load: Load, lengths: tuple[int, ...]) -> str | None:
-    found = [
-        (one, fitted)
-        for layout in layouts(gpus, load.release)
-        for one, fitted in [_longest(layout, gib, load, lengths)]
-        if one is not None
+_Change = tuple[str, Load, tuple[int, ...]]
+
+
+def _changes(load: Load, contexts: Sequence[int]) -> list[_Change]:
+    """What is asked for, and what asks for less: in words, the load, and the contexts to try."""
+    shorter = tuple(one for one in CONTEXTS if one < min(contexts))
+    small = replace(load, batched_tokens=min(load.batched_tokens, _SMALL_BATCH), concurrency=1.0)
+    batch = f"--max-num-batched-tokens {small.batched_tokens}"
+    found: list[_Change] = [
+        ("", load, tuple(contexts)),
+        ("a shorter context", load, shorter),
+        ("one request at a time", replace(load, concurrency=1.0), (*contexts, *shorter)),
+        (batch, small, tuple(contexts)),
+        (f"{batch} and a shorter context" if shorter else batch, small, (*contexts, *shorter)),
     ]
-    if not found:
-        return None
-    best, fitted = min(found, key=lambda item: _rank(*item))
-    return f"{best.layout.name}, context {fitted.context:,}"
+    return [one for index, one in enumerate(found) if one[2] and (one[1] != load or index < 2)]
 
 
-def _cuts() -> str:
-    return ", ".join(map(str, partition.CUTS))
+def _first(machines: Sequence[tuple[str, int, float]], changes: Sequence[_Change]) -> Iterator[str]:
+    """The first machine that serves what is asked for; where none does, the first that serves less."""
+    for words, load, contexts in changes:
+        for name, gpus, gib in machines:
+            if (found := _fits(gpus, gib, load, contexts)) is not None:
+                yield f"{name}{f' with {words}' if words else ''}: {found}"
+                return
+
+
+def _least(load: Load) -> float:
+    """GiB of all experts, which no layout holds less than once."""
+    return load.model.layers * weights.experts(load.model, load.model.experts) / memory.GIB
+
+
+def _fits(gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> str | None:
+    """The layout and context that serve."""
+    best = pick(options(gpus, gib, load, contexts))
+    return f"{best.estimate.layout.name}, context {best.load.context:,}" if best else None

@@ -70,7 +70,7 @@ def test_cards_that_are_too_small_are_a_note_with_the_sum_and_no_line(
     run = cli("doctor", "--target", fake.site)
     status, value, hint = rows(run.out)["serving"]
     assert (run.code, status) == (0, "note")
-    assert "8 x 40.0 GiB is 320 GiB; the weights without Engram are 286.5 GiB" in value
+    assert "8 x 40.0 GiB is 320 GiB; the weights without Engram are 286.4 GiB" in value
     assert "16 GPUs of this size" in hint and "8 GPUs of 48 GB" in hint
     assert "\nvllm serve " not in run.out
 
@@ -108,7 +108,7 @@ def test_the_published_partition_is_refused_by_name(cli: Cli, fake: FakeVllm, ca
     assert (run.code, status, hint) == (1, "problem", "VLLM_PP_LAYER_PARTITION=14,6,20")
     assert "published layout of six GPUs" in value and "before layer 28" in value
     layout = rows(run.out)["layout TP2 x PP3 (14,6,20)"]
-    assert layout[0] == "note" and "68.9 experts" in layout[1] and "it does not fit" in layout[1]
+    assert layout[0] == "note" and "67.2 experts" in layout[1] and "it does not fit" in layout[1]
 
 
 def test_the_partition_of_the_environment_is_looked_at(

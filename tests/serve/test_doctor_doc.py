@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from deepinfer_cli.planner import weights
+from deepinfer_cli.planner.shape import FLASH
 from deepinfer_cli.serve import memory, recommend
 from deepinfer_cli.serve.memory import Layout, Load
 
@@ -43,9 +45,17 @@ def test_the_lines(gpus: int, gib: int) -> None:
 
 def test_the_figures_in_the_text() -> None:
     whole = memory.CHECKPOINT - memory.ENGRAM
-    padding = memory.EXPERTS / 8 * (memory.expert_padding(Layout(8)) - 1)
+    sliced, kept = (weights.Split(8, expert_parallel=kept) for kept in (False, True))
+    padding = FLASH.layers * weights.experts(FLASH, FLASH.experts) / 8 / memory.GIB
+    padding *= weights.expert_padding(FLASH, sliced) - weights.expert_padding(FLASH, kept)
     assert f"{whole:.1f} GiB" in DOC and f"{padding:.1f} GiB more" in DOC
     assert (
         f"{memory.workspace(Load()):.1f} GiB at 1,048,576; {memory.workspace(Load('0.31.0')):.1f} in 0.30"
-        in DOC
+        in DOC.replace("\n", " ")
     )
+    stored = weights.stage(FLASH, range(40), weights.Split(stored=True, draft=True), first=True, last=True)
+    for part, size in stored.items():
+        if part not in ("mixing", "Engram"):
+            assert f"{size / memory.GIB:.1f}" in DOC, part
+    host = memory.estimate(Layout(8), 80, Load()).host
+    assert f"so the tables take {host.rounded:.0f} GiB" in DOC

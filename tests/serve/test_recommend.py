@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from deepinfer_cli.serve import memory, partition, recommend, settings
+from deepinfer_cli.planner import weights
+from deepinfer_cli.serve import partition, recommend, settings
+from deepinfer_cli.serve.command import serve_line
 from deepinfer_cli.serve.line import parse_options
 from deepinfer_cli.serve.memory import Layout, Load
 
@@ -20,22 +22,23 @@ def test_eight_a100_80() -> None:
     advice = recommend.advise(8, 79.25)
     assert advice.best is not None and advice.best.layout == Layout(8)
     assert advice.load.context == 1_048_576 and advice.load.speculative
-    assert advice.best.tokens > 9_000_000
-    assert any("33 % more" in reason for reason in advice.reasons)
+    assert advice.best.tokens > 6_000_000
+    for word in ("33 % more", "into 288, which Marlin pads to 384", "so is the whole KV cache", "264 GiB"):
+        assert any(word in reason for reason in advice.reasons), word
 
 
 def test_eight_a6000_48_take_whole_experts_and_a_shorter_context() -> None:
     advice = recommend.advise(8, 47.99)
     assert advice.best is not None
     assert advice.best.layout == Layout(8, expert_parallel=True)
-    assert advice.load.context == 524_288 and advice.best.tokens >= 524_288
+    assert advice.load.context == 262_144 and advice.best.tokens >= 262_144
     assert any("not tested" in reason for reason in advice.reasons)
 
 
 def test_eight_a100_40_do_not_do_and_the_sum_says_why() -> None:
     advice = recommend.advise(8, 40)
     assert advice.best is None and advice.line is None
-    assert "8 x 40.0 GiB is 320 GiB; the weights without Engram are 286.5 GiB" in advice.reasons
+    assert "8 x 40.0 GiB is 320 GiB; the weights without Engram are 286.4 GiB" in advice.reasons
     assert "of 36.8 GiB" in advice.reasons[1]
     assert any(text.startswith("16 GPUs of this size") for text in advice.nearest)
     assert any(text.startswith("8 GPUs of 48 GB") for text in advice.nearest)
@@ -61,7 +64,7 @@ def test_what_is_recommended_is_legal_and_fits(gpus: int, gib: int, release: str
     "layout", [Layout(8), Layout(8, expert_parallel=True), Layout(4, (20, 20)), Layout(1, (14, 6, 20))]
 )
 def test_the_line_has_no_setting_that_is_known_to_go_wrong(layout: Layout) -> None:
-    line = recommend.serve_line(layout, replace(Load(), speculative=layout.pp == 1))
+    line = serve_line(layout, replace(Load(), speculative=5 if layout.pp == 1 else 0))
     words = shlex.split(line)
     environ = dict(word.split("=", 1) for word in words[: words.index("vllm")])
     options = parse_options(words)
@@ -78,18 +81,56 @@ def test_a_context_that_is_asked_for_is_kept_or_refused() -> None:
     assert recommend.advise(8, 47.99, context=1_048_576).best is None
 
 
+def test_huge_pages_are_asked_for_where_the_host_needs_them() -> None:
+    def config(host: float | None, release: str = "0.33.0") -> dict[str, bool]:
+        line = recommend.advise(8, 80, Load(release=release), host=host).line
+        assert line is not None
+        found: dict[str, bool] = json.loads(parse_options(shlex.split(line))["engram-config"])
+        return found
+
+    assert config(None) == config(1_024) == {"cpu_offload": True}
+    assert config(256) == {"cpu_offload": True, "use_thp": True}
+    assert config(256, "0.30.0") == {"cpu_offload": True}
+
+
+def test_a_long_enough_context_comes_before_whole_experts_and_fewer_stages_before_all() -> None:
+    advice = recommend.advise(16, 40)
+    assert advice.best is not None and advice.best.layout == Layout(8, (20, 20))
+    assert advice.load.context == 1_048_576 and advice.load.speculative == 0
+
+
+def test_what_would_do_is_tried_and_is_the_least() -> None:
+    (nearest,) = recommend.advise(1, 24).nearest
+    assert nearest.startswith("16 GPUs of this size with --max-num-batched-tokens 2048: ")
+    assert recommend.advise(16, 24, Load(batched_tokens=2_048)).best is not None
+    assert recommend.advise(12, 24, Load(batched_tokens=2_048)).best is None
+    shorter = recommend.advise(8, 48, context=1_048_576).nearest[0]
+    assert shorter == "these GPUs with a shorter context: TP8 with expert parallelism, context 262,144"
+    alone = recommend.advise(8, 80, Load(concurrency=60), context=1_048_576).nearest
+    assert alone[0].startswith("these GPUs with a shorter context: TP8")
+
+
+def test_concurrency_is_held_at_once() -> None:
+    few, many = (recommend.advise(8, 80, Load(concurrency=count)) for count in (1, 20))
+    assert few.best is not None and many.best is not None
+    assert many.load.context < few.load.context == 1_048_576
+    assert many.best.pool.concurrency >= 20
+
+
 @pytest.mark.release
 @pytest.mark.parametrize("version", RELEASES)
 def test_every_word_of_the_line_is_one_of_the_release(version: str, pristine_release) -> None:
     root = Path(pristine_release(version)) / "vllm"
     known = (root / "engine/arg_utils.py").read_text()
     layout = Layout(2, (20, 20), expert_parallel=True)
-    words = shlex.split(recommend.serve_line(layout, Load(release=version)))
+    load = Load(release=version, sequences=64, vision=False)
+    words = shlex.split(serve_line(layout, load, huge_pages=load.huge_pages))
     names = [word for word in words if word.startswith("--")]
-    assert len(names) == 11
+    assert len(names) == 13
     for name in names:
         assert f'"{name}"' in known, name
-    assert "cpu_offload: bool" in (root / "config/engram.py").read_text()
+    engram = (root / "config/engram.py").read_text()
+    assert "cpu_offload: bool" in engram and ("use_thp: bool" in engram) is load.huge_pages
     assert '"dspark"' in (root / "config/speculative.py").read_text()
     assert '"marlin"' in (root / "config/kernel.py").read_text()
     cache = (root / "config/cache.py").read_text()
@@ -99,7 +140,7 @@ def test_every_word_of_the_line_is_one_of_the_release(version: str, pristine_rel
     experts = (root / "model_executor/layers/fused_moe/oracle/mxfp4.py").read_text()
     marlin = experts.index("Mxfp4MoeBackend.BATCHED_MARLIN):\n")
     assert (
-        f"intermediate_size = round_up(intermediate_size, {memory.MARLIN_WIDTH})"
+        f"intermediate_size = round_up(intermediate_size, {weights.MARLIN_WIDTH})"
         in experts[marlin : marlin + 200]
     )
     indexer = (root / "v1/attention/backends/mla/indexer.py").read_text()

@@ -1,0 +1,123 @@
+"""What vLLM takes of each GPU beside weights and KV cache: tables, workspace, buffers, activations, and an allowance.
+
+All sizes are bytes. `workspace` and `tables` follow the allocations in vLLM's code; `activations` is a sum over what one
+layer keeps at once, and `ALLOWANCE` covers what is in no tensor: both are estimates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deepinfer_cli.planner import kv
+from deepinfer_cli.planner.shape import Shape
+
+BF16, FLOAT32, INT32 = 2, 4, 4
+# rows of bf16 that prefill gathers for this many requests at once (models/deepseek_v41/amd/rocm.py, PREFILL_CHUNK_SIZE)
+PREFILL_REQUESTS = 4
+# what one row of the indexer's keys takes, and rows for each position (v1/attention/backends/mla/indexer.py:
+# get_max_prefill_buffer_size; config/vllm.py: the factor is 5, from 0.32 on 2 above 262,144 positions)
+INDEX_ROW, ROWS_PER_FACTOR, FACTOR, LONG_FACTOR, LONG = 132, 8, 5, 2, 262_144
+# one block of logits of the indexer (envs.py, VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)
+INDEX_LOGITS = 512 << 20
+# candidate blocks of positions that the first index source of ratio 1 leaves to the others
+CANDIDATES = 2_048
+# CUDA graphs, NCCL's buffers and the libraries' own: an allowance, not a measurement
+GRAPHS, LIBRARIES, COMMUNICATION = 512 << 20, 384 << 20, 384 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What buffers are sized for, beside the traffic.
+
+    Attributes:
+        release: vLLM's version.
+        sequences: `--max-num-seqs`.
+        tp: GPUs of the stage.
+        stages: of the pipeline.
+        first, last: whether the stage begins or ends the pipeline.
+        draft: DSpark's layers are on this stage.
+        vision: the image encoder is built.
+    """
+
+    release: str = "0.33.0"
+    sequences: int = 256
+    tp: int = 1
+    stages: int = 1
+    first: bool = True
+    last: bool = True
+    draft: bool = False
+    vision: bool = True
+
+
+def stage(shape: Shape, layers: range, traffic: kv.Traffic, served: Served) -> dict[str, float]:
+    """Bytes by part on one GPU of the stage that holds `layers`."""
+    return {
+        "tables": float(tables(shape, layers, traffic, served)),
+        "workspace": float(workspace(shape, layers, traffic, served.release)),
+        "activations": activations(shape, traffic, served),
+        "graphs and libraries": float(
+            GRAPHS + LIBRARIES + (COMMUNICATION if served.tp * served.stages > 1 else 0)
+        ),
+    }
+
+
+def tables(shape: Shape, layers: range, traffic: kv.Traffic, served: Served) -> int:
+    """Rotary tables, block tables, Top-K and candidate indices, and what stages hand on: there from the start.
+
+    Sources: `models/deepseek_v41/common/rope.py` (one float32 table for windows, one for compressed layers, each of
+    `max_position_embeddings` rows), `v1/worker/gpu/block_table.py` (two tables for each group), `nvidia/model.py`.
+    """
+    ratios = {min(shape.ratios[layer], 1) for layer in layers} | ({0} if served.draft else set())
+    rotary = len(ratios) * shape.positions * shape.rope_dim * FLOAT32
+    found = kv.groups(shape, traffic)
+    blocks = sum(
+        -(-traffic.context // group.pages[0].tokens) if group.kind != "ring" else 1 for group in found
+    )
+    block_tables = 2 * served.sequences * blocks * INT32
+    indices = traffic.batched_tokens * (shape.index_top_k + CANDIDATES) * INT32
+    streams = traffic.batched_tokens * shape.streams * shape.hidden * BF16
+    handed = streams * (served.stages > 1) + streams * served.draft
+    staged = traffic.batched_tokens * shape.engram.lookups * shape.engram.dim * BF16 // served.tp
+    return (
+        rotary + block_tables + indices + handed + staged * sum(one in layers for one in shape.engram.layers)
+    )
+
+
+def workspace(shape: Shape, layers: range, traffic: kv.Traffic, release: str) -> int:
+    """vLLM's one shared workspace: the larger of what prefill gathers and what the indexer gathers.
+
+    `models/deepseek_v41/amd/rocm.py:_prefill_workspace_shapes`, `layers/sparse_attn_indexer.py:_gather_workspace_shapes`.
+    """
+    ratios = [shape.ratios[layer] for layer in layers if shape.ratios[layer]]
+    rows = -(-traffic.context // min(ratios)) if ratios else 0
+    gathered = PREFILL_REQUESTS * (rows + shape.window + traffic.batched_tokens) * shape.head_dim * BF16
+    indexed = [shape.ratios[layer] for layer in shape.index_sources if layer in layers]
+    factor = LONG_FACTOR if traffic.context > LONG and minor(release) >= 32 else FACTOR
+    keys = INDEX_ROW * ROWS_PER_FACTOR * factor * traffic.context // min(indexed) if indexed else 0
+    return max(gathered, keys)
+
+
+def activations(shape: Shape, traffic: kv.Traffic, served: Served) -> float:
+    """The most that one step keeps at once: an estimate.
+
+    Residual streams before, in and after a mix; beside them the larger of attention (queries and outputs of every head,
+    latents), the experts (what each token's experts make, between and after their two products) and the indexer's
+    logits. At the end logits in bfloat16 and float32.
+    """
+    tokens, tp = traffic.batched_tokens, served.tp
+    streams = 3 * shape.streams * shape.hidden * BF16
+    heads = 2 * shape.heads * shape.head_dim + shape.o_groups * shape.o_rank
+    attention = (heads / tp + shape.q_rank + shape.head_dim + shape.hidden) * BF16
+    made = 3 * shape.expert_width / tp + shape.hidden
+    experts = (shape.experts_per_token * made + 2 * shape.hidden) * BF16
+    layer = max(tokens * max(attention, experts), INDEX_LOGITS)
+    # vLLM's dummy pass samples once for each sequence, whatever is drafted (v1/worker/gpu/model_runner.py:profile_run)
+    rows = min(served.sequences, tokens)
+    logits = rows * shape.vocab * (BF16 + 2 * FLOAT32) if served.last else 0
+    return max(tokens * streams + layer, float(logits))
+
+
+def minor(release: str) -> int:
+    """33 of 0.33.0; 33 where it is not said."""
+    part = release.split(".")[1] if release.count(".") else ""
+    return int(part) if part.isdecimal() else 33

@@ -1,0 +1,106 @@
+"""Why a layout is as good as it is, in sentences: each names the thing that it follows from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from deepinfer_cli.planner import weights
+from deepinfer_cli.serve import memory, partition
+from deepinfer_cli.serve.memory import Estimate, Layout, Load
+
+# GiB of the host's memory that vLLM's processes and the system want beside what is pinned
+HOST_ROOM = 32
+
+
+def why(found: Estimate, load: Load, gpus: int) -> Iterator[str]:
+    """What there is to know about `found`, the most important first."""
+    layout = found.layout
+    pool = f"{found.tokens:,} tokens, {found.pool.concurrency:.2f} x {load.context:,}"
+    yield f"{found.arithmetic}; the rest holds {pool}"
+    yield from _experts(layout)
+    yield from _replicated(layout, load)
+    yield from _stages(layout)
+    if layout.gpus < gpus:
+        yield (
+            f"{gpus - layout.gpus} of {gpus} GPUs are left over: 64 heads are split by 1, 2, 4 or 8, and stages begin "
+            f"at layers {', '.join(map(str, partition.CUTS))} only"
+        )
+    if not load.engram_on_gpu:
+        yield _host(found, load)
+
+
+def _experts(layout: Layout) -> Iterator[str]:
+    padding = memory.expert_padding(layout)
+    if padding > 1:
+        tp = max(layout.tps)
+        yield (
+            f"TP{tp} slices an expert's width {memory.EXPERT_WIDTH:,} into {memory.EXPERT_WIDTH // tp}, "
+            f"which Marlin pads to {weights.MARLIN_WIDTH * -(-memory.EXPERT_WIDTH // tp // weights.MARLIN_WIDTH)}: "
+            f"{100 * (padding - 1):.0f} % more to hold and to read; --enable-expert-parallel keeps "
+            "experts whole, and is not tested with the overlay"
+        )
+    if layout.expert_parallel:
+        yield "slices of every expert, padded by Marlin, do not fit or leave less: experts whole; not tested with the overlay"
+
+
+def _replicated(layout: Layout, load: Load) -> Iterator[str]:
+    if max(layout.tps) == 1:
+        return
+    split = weights.Split(max(layout.tps))
+    each = sum(weights.attention(load.model, layer, split) for layer in range(load.model.layers)) / memory.GIB
+    alone = (
+        sum(weights.attention(load.model, layer, weights.Split()) for layer in range(load.model.layers))
+        / memory.GIB
+    )
+    yield (
+        f"TP{max(layout.tps)} shrinks attention weights from {alone:.1f} to {each:.1f} GiB a GPU, not to "
+        f"{alone / max(layout.tps):.1f}: latent projections, compressors and indexers are replicated; so is the whole KV cache, "
+        "for there is one latent for all heads"
+    )
+
+
+def _stages(layout: Layout) -> Iterator[str]:
+    if layout.pp == 1:
+        return
+    hops = f"every token crosses {layout.pp} stages one after the other"
+    single = (
+        ", and in single-stream decode one GPU works while the others wait" if max(layout.tps) == 1 else ""
+    )
+    yield f"{hops}{single}; no DSpark: vLLM 0.30 to 0.33 refuses it for this model with pipeline stages"
+
+
+def refused(layout: Layout, release: str) -> Iterator[str]:
+    """Why no vLLM of 0.30 to 0.33 runs `layout`, or not rightly."""
+    for tp in dict.fromkeys(layout.tps):
+        if tp not in memory.TENSOR_PARALLEL:
+            yield f"TP{tp}: 64 heads and 8 output groups must divide evenly, by 1, 2, 4 or 8"
+    if layout.uneven:
+        yield (
+            f"{layout.name}: stages of different TP; vLLM 0.30 to 0.33 has one --tensor-parallel-size for all stages "
+            "(vllm/config/parallel.py)"
+        )
+    verdict = partition.check(layout.partition)
+    if not verdict.legal:
+        yield verdict.reason
+    elif skipped := partition.skipped_engram(layout.partition, release):
+        yield (
+            f"vLLM {release} passes over Engram in layer {', '.join(map(str, skipped))}, without a word: before 0.33 stages "
+            "after the first are given no token ids"
+        )
+
+
+def huge_pages(found: Estimate, load: Load, host: float | None) -> bool:
+    """Engram's tables need huge pages to fit a host of `host` GiB."""
+    if load.engram_on_gpu or not load.huge_pages or host is None:
+        return False
+    return host < found.host.needed(huge_pages=False) + HOST_ROOM
+
+
+def _host(found: Estimate, load: Load) -> str:
+    text = (
+        f"Engram's tables, {found.host.tables:.1f} GiB, are in the host's memory, pinned; PyTorch rounds each pinned tensor up to a "
+        f"power of two: {found.host.rounded:.0f} GiB"
+    )
+    if load.huge_pages:
+        text += ', and {"use_thp": true} in --engram-config keeps it from that'
+    return text
