@@ -85,6 +85,27 @@ class Handler(BaseHTTPRequestHandler):
         self.answer({"usage": {"prompt_tokens": len(prompt.split()), "completion_tokens": body["max_tokens"]}})
 
 
+def look(answers):
+    from vllm.model_executor import model_loader
+    from vllm.platforms import cuda
+
+    seen = cuda.NvmlCudaPlatform.get_device_capability()
+    answers.put([sorted(model_loader.LOADERS), [seen.major, seen.minor]])
+
+
+def prepared():
+    # what this process and one that it spawns have of the small model's loader, and which card they see
+    import multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    look(answers)
+    process = context.Process(target=look, args=(answers,))
+    process.start()
+    process.join()
+    return [answers.get(), answers.get() if process.exitcode == 0 else "spawned process failed"]
+
+
 def main():
     global NAME, SWITCHED_OFF
     arguments = sys.argv[1:]
@@ -92,6 +113,8 @@ def main():
     assert sys.stdin.read() == ""
     if os.path.isdir(arguments[1]):
         assert json.load(open(arguments[1] + "/config.json"))["model_type"] == "deepseek_v41"
+    if "deepinfer_small" in arguments:
+        sys.stderr.write(f"prepared: {json.dumps(prepared())}\n")
     NAME = value(arguments, "--served-model-name")
     if FAULT == "other-name":
         NAME = "somebody-elses"
@@ -135,7 +158,7 @@ def get_tokenizer(name):
 
 
 def add_cli_args(parser):
-    for name in ("backend", "base-url", "endpoint", "model", "served-model-name", "dataset-name", "dataset-path",
+    for name in ("backend", "base-url", "endpoint", "model", "served-model-name", "tokenizer", "dataset-name", "dataset-path",
                  "result-dir", "result-filename"):
         parser.add_argument(f"--{name}")
     for name in ("random-input-len", "random-output-len", "sharegpt-output-len", "custom-output-len", "num-prompts",
@@ -200,7 +223,35 @@ def main(args):
         json.dump(result, stream)
 """
 
+LOADER = """
+LOADERS = {}
+
+
+def register_model_loader(name):
+    return lambda kind: LOADERS.setdefault(name, kind)
+"""
+CUDA = """
+from vllm.platforms.interface import DeviceCapability
+
+
+class NvmlCudaPlatform:
+    get_device_capability = classmethod(lambda cls, device_id=0: DeviceCapability(major=9, minor=0))
+
+
+class NonNvmlCudaPlatform(NvmlCudaPlatform):
+    pass
+"""
 FILES = {
+    # what prepares a process imports these; the real ones take seconds
+    "torch/__init__.py": "",
+    "triton/__init__.py": "",
+    "vllm/model_executor/__init__.py": "",
+    "vllm/model_executor/model_loader/__init__.py": LOADER,
+    "vllm/model_executor/model_loader/dummy_loader.py": "class DummyModelLoader:\n    pass\n",
+    "vllm/platforms/__init__.py": "",
+    "vllm/platforms/cuda.py": CUDA,
+    "vllm/platforms/interface.py": "from collections import namedtuple\n\n"
+    "DeviceCapability = namedtuple('DeviceCapability', 'major minor')\n",
     "vllm/__init__.py": '__version__ = "0.0.fake"\n',
     "vllm/entrypoints/__init__.py": "",
     "vllm/entrypoints/cli/__init__.py": "",

@@ -82,14 +82,25 @@ def test_a_whole_comparison(start, tmp_path, nothing_left):
     assert document["environment"]["gpu"] == "NVIDIA A100"
 
 
-def test_the_small_model_goes_through_the_launcher(start, tmp_path, nothing_left):
-    # the stand-in has no model loaders: a start that fails in the preparation, and says where
-    process = start("--small", *QUICK)
+def test_the_small_model_in_prepared_processes(start, tmp_path, nothing_left):
+    process = start("--small", *QUICK, "--together", "--arch", "sm80", FAKE_GPU="h200")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "NVIDIA H200: sm80 code, forced" in err
+    assert nothing_left() == 4
+    for side in ("overlay", "enable-only"):
+        log = (tmp_path / "logs" / side / "server.log").read_text()
+        # the server itself, and a process that it spawned
+        assert f"prepared: {json.dumps([[['deepinfer_small'], [8, 0]]] * 2)}" in log
+        assert "sm80 (forced); bound" in log
+    assert "decode, 1 stream, 4 tokens, random prompts" in out
+
+
+def test_a_newer_card_needs_an_arch(start):
+    process = start("--small", *QUICK, FAKE_GPU="h200")
     _out, err = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "error[server-failed]: the overlay server did not start: it ended with exit code 1" in err
-    assert "model_executor" in err and str(tmp_path / "logs" / "overlay" / "server.log") in err
-    nothing_left()
+    assert process.returncode == 3
+    assert "error[nothing-runnable]" in err and "--arch sm80" in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

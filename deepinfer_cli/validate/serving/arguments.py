@@ -95,9 +95,10 @@ def _write_client_tokenizer(folder: Path) -> None:
     words = {word: index for word, index in content["model"]["vocab"].items() if index < ORDINARY_IDS}
     content["model"]["vocab"] = words
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    config = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    files = {"tokenizer": content, "tokenizer_config": kind, "config": model.config(model.ModelOptions())}
+    for name, written in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(written), encoding="utf-8")
 
 
 def _memory_given(extra: Sequence[str]) -> bool:

@@ -79,7 +79,13 @@ def benchmark(parent: str | None) -> tuple[Any, Any]:
     serve.get_tokenizer = functools.lru_cache(maxsize=2)(serve.get_tokenizer)
     parser = FlexibleArgumentParser(prog="vllm bench serve")
     serve.add_cli_args(parser)
+    parser.error = _refuse
     return serve, parser
+
+
+def _refuse(message: str) -> None:
+    """What the parser would print, and end the process."""
+    raise ValueError(message)
 
 
 def one(serve: Any, parser: Any, run: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from multiprocessing import spawn
 from pathlib import Path
+from typing import Any
 
 _HERE = Path(__file__).resolve().parent
 _CHILD = _HERE.parent / "e2e" / "child.py"
@@ -30,15 +32,26 @@ def prepare(request: str) -> None:
 
 def main() -> None:
     """Becomes `vllm serve`."""
-    prepare(sys.argv[1])
-    # a spawned process is given these arguments, and looks for the request in the first
-    sys.argv = sys.argv[1:]
+    given = list(sys.argv)
+    prepare(given[1])
+    _give_to_spawned(given)
+    sys.argv = [given[0], *given[2:]]
     from vllm.entrypoints.cli.main import main as vllm
 
     vllm()
 
 
+def _give_to_spawned(arguments: list[str]) -> None:
+    """Spawned processes get these arguments, which name the request, and not those that vLLM reads."""
+    stock = spawn.get_preparation_data
+
+    def get_preparation_data(name: str) -> dict[str, Any]:
+        return stock(name) | {"sys_argv": arguments}
+
+    spawn.get_preparation_data = get_preparation_data
+
+
 if __name__ == "__main__":
     main()
 if __name__ == "__mp_main__":
-    prepare(sys.argv[0])
+    prepare(sys.argv[1])
