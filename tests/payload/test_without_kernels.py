@@ -304,6 +304,7 @@ def window(payload, vllm, tree) -> ModuleType:
     )
     scope = {**{name: name for name in LAYER_TYPES}, "current_platform": no, "get_mla_metadata": unavailable}
     scope["__name__"] = SWA
+    vars(module)["get_current_vllm_config"] = lambda: configuration(1)
     function = real(tree / path_of(SWA), PLANS, scope)
     module.DeepseekSparseSWAMetadataBuilder.build_tile_scheduler = function
 
@@ -338,6 +339,14 @@ def test_nobody_on_the_way_reads_a_plan(tree, release):
                 ):
                     readers.add(file.relative_to(tree).as_posix())
     assert readers == {"models/deepseek_v41/nvidia/flashmla.py"}
+
+
+def configuration(stages: int) -> Any:
+    model = SimpleNamespace(kv_source_layer_ids=[2, 8, 14, 20], num_hidden_layers=40)
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(pipeline_parallel_size=stages),
+        model_config=SimpleNamespace(hf_config=model),
+    )
 
 
 ARGUMENTS = {
@@ -378,6 +387,37 @@ def test_replay_is_off_where_prefill_reads_before_it(
     assert {name: made[0][name] for name in ARGUMENTS} == ARGUMENTS
     said = [record for record in caplog.records if "replay is off" in record.message]
     assert len(said) == (asked and loaded.startswith("own"))
+
+
+@pytest.mark.parametrize(
+    ("partition", "replays"),
+    [("20,20", False), ("14,6,20", False), ("14,26", True), ("40", True)],
+)
+def test_replay_is_off_where_a_stage_begins_with_it(
+    payload, vllm, tree, window, release, partition, replays, monkeypatch, caplog
+):
+    if release == "0.30.0":
+        pytest.skip("0.30.0 has no replay")
+    utils = vllm.module("vllm.distributed.utils", "")
+    scope = {"envs": SimpleNamespace(VLLM_PP_LAYER_PARTITION=partition), "logger": logging.getLogger("stock")}
+    vars(utils)["get_pp_indices"] = real(tree / "distributed/utils.py", "get_pp_indices", scope)
+    stages = len(partition.split(","))
+    vars(window)["get_current_vllm_config"] = lambda: configuration(stages)
+    payload.bind(SWA)
+    with caplog.at_level(logging.WARNING):
+        made = [window.DeepseekV4SWACache(**ARGUMENTS, bounded_replay=True).made for _ in range(2)]
+    assert [one["bounded_replay"] for one in made] == [replays] * 2
+    said = [record.message for record in caplog.records if "replay is off" in record.message]
+    assert len(said) == (not replays) and all("begins with layer 20" in text for text in said)
+
+
+def test_the_releases_cannot_begin_a_stage_with_the_replay(tree, release):
+    """What that choice rests on: layers run before the replay, and at least one is needed."""
+    text = ast.unparse(parsed(tree / "models/deepseek_v41/nvidia/model.py"))
+    asserted = "range(self.start_layer, self.decoder_replay_start)" in text
+    assert asserted is (release in RELEASES[2:])
+    if asserted:
+        assert "assert residual is not None and post_mix is not None" in text
 
 
 def test_the_cache_gets_every_argument_as_it_was(payload, window):

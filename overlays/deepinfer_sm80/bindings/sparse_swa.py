@@ -13,11 +13,14 @@ for there is nothing. Metadata, gather and decode's lists begin there in all thr
 rows would lie before the gathered window, in the compressed keys. So replay is off where that module defines a combiner,
 and as vLLM's configuration says where it takes the common one. In 0.32 and later the same flag lets the layers from the
 last KV source on run on each request's last 128 tokens alone, under metadata of their own with the same clamps; vLLM
-0.33's model for AMD cards does this with the same attention class.
+0.33's model for AMD cards does this with the same attention class. A pipeline stage that begins with the last KV source
+has no layer before the replay, and `_run_layers` of both asserts that there was one (any card, no attention class
+matters): replay is off there, on every stage, for their caches must be of one kind.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 from typing import Any
@@ -68,7 +71,7 @@ def _cache_with_replay(stock):
         # fmt: on
         stock(
             self, head_dim, window_size, dtype, prefix, cache_config, backend_cls, block_size, packed_bytes_per_token,
-            packed_page_alignment, bounded_replay=bounded_replay and _clamped(stock),
+            packed_page_alignment, bounded_replay=bounded_replay and _replays(stock),
         )  # fmt: skip
 
     return __init__
@@ -86,28 +89,45 @@ def _cache_with_stride(stock):
         # fmt: on
         stock(
             self, head_dim, window_size, dtype, prefix, cache_config, backend_cls, block_size, packed_bytes_per_token,
-            packed_page_alignment, packed_block_stride_alignment, bounded_replay=bounded_replay and _clamped(stock),
+            packed_page_alignment, packed_block_stride_alignment, bounded_replay=bounded_replay and _replays(stock),
         )  # fmt: skip
 
     return __init__
 
 
-def _clamped(stock: Any) -> bool:
-    """Whether prefill of the attention class keeps to what the replay has written; it is imported by now, or not used."""
+def _replays(stock: Any) -> bool:
+    root = stock.__globals__["__name__"].partition(".")[0]
+    reason = _reads_too_early(root) or _stage_begins_with_replay(root, stock.__globals__)
+    if reason and reason not in _said:
+        _log.warning("SWA bounded replay is off: %s", reason)
+        _said.append(reason)
+    return not reason
+
+
+def _reads_too_early(root: str) -> str:
+    """The combiner that does not keep to what the replay has written; its module is imported by now, or not used."""
     from . import LAYOUTS
 
-    root = stock.__globals__["__name__"].partition(".")[0]
     for name in (f"{root}.models.{layout}.amd.rocm" for layout in LAYOUTS):
         combine = vars(sys.modules[name]).get(COMBINE) if name in sys.modules else None
         # our replacement goes by the name of the module that it is in
         if combine is not None and combine.__module__ == name:
-            if not _said:
-                _log.warning(
-                    "SWA bounded replay is off: %s of this vLLM reads before the replay's start", name
-                )
-                _said.append(name)
-            return False
-    return True
+            return f"{name} of this vLLM reads before the replay's start"
+    return ""
+
+
+def _stage_begins_with_replay(root: str, scope: dict[str, Any]) -> str:
+    config = scope["get_current_vllm_config"]()
+    stages = config.parallel_config.pipeline_parallel_size
+    if stages == 1:
+        return ""
+    model = config.model_config.hf_config
+    layers_of = importlib.import_module(f"{root}.distributed.utils").get_pp_indices
+    first = max(model.kv_source_layer_ids)
+    for rank in range(1, stages):
+        if layers_of(model.num_hidden_layers, rank, stages)[0] == first:
+            return f"pipeline stage {rank} begins with layer {first}, where the replay would"
+    return ""
 
 
 BINDINGS = (
