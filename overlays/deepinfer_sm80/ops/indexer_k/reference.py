@@ -25,7 +25,7 @@ def indexer_k(
     keys = parts.rotate(keys.float(), cos, sin).bfloat16()
     exponents = parts.scale_exponents(keys)
     codes = parts.encode(keys, exponents)
-    scales = torch.pow(2.0, exponents.double()).float()
+    scales = parts.power_of_two(exponents).float()
 
     pool, block_size, slots = parts.pool_of(k_cache), k_cache.shape[1], slot_mapping[tokens]
     page, row = slots // block_size * k_cache.stride(0), slots % block_size

@@ -24,4 +24,4 @@ def indexer_q(
     factor = torch.tensor(scale, dtype=torch.float32, device=weights.device).double()
     folded = (weights.double() * factor).float()
     # 2^128, the scale of an infinity, is one itself
-    return codes, folded * torch.pow(2.0, exponents.double()).float()
+    return codes, folded * parts.power_of_two(exponents).float()

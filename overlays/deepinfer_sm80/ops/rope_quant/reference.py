@@ -33,6 +33,11 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return torch.stack(turned, dim=-1).flatten(-2)
 
 
+def power_of_two(exponents: torch.Tensor) -> torch.Tensor:
+    """float64 2^exponents for integers from -1022 to 1023, exact; `torch.pow` on a GPU is not."""
+    return ((exponents.long() + 1023) << 52).view(torch.float64)
+
+
 def scale_exponents(x: torch.Tensor) -> torch.Tensor:
     """int64 exponent of the scale of each last dim of bf16 `x`: ceil(log2(max(amax, 1e-4) / 448)); 128 if amax is infinite."""
     amax = torch.where(x.isnan(), 0, x).abs().amax(dim=-1).double().clamp(min=1e-4)
@@ -44,7 +49,7 @@ def scale_exponents(x: torch.Tensor) -> torch.Tensor:
 
 def encode(x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
     """uint8 codes of bf16 `x` divided by 2^exponents (one for each last dim); NaN and infinities become 0x7f."""
-    scaled = x.double() * torch.pow(2.0, -exponents.double())[..., None]
+    scaled = x.double() * power_of_two(-exponents)[..., None]
     scaled = torch.where(x.isfinite(), scaled, 0)
     size = torch.where((exponents == 128)[..., None], torch.zeros_like(scaled), scaled).abs()
     middles = _MIDDLES.to(x.device)
