@@ -62,7 +62,7 @@ def bench_cases() -> tuple[Case, ...]:
 
 
 def make_inputs(case: Case, device: str | torch.device) -> dict[str, Any]:
-    """Keyword arguments of `engram`, made from the case's seed, and `buffers`, the parts that `peers` points to."""
+    """Keyword arguments of `engram`, made from the case's seed; of a split table also `buffers`, what `peers` points to."""
     params = case.params
     generator = torch.Generator().manual_seed(case.seed)
     tokens, heads, dim = params["tokens"], params.get("heads", 24), params.get("dim", 256)
@@ -80,7 +80,7 @@ def make_inputs(case: Case, device: str | torch.device) -> dict[str, Any]:
     weight = _shifted(codes, params["shift"]) if "shift" in params else codes
     return inputs | {
         "weight": weight if params.get("raw") else weight.view(torch.float8_e4m3fn), "scales": scales,
-        "peers": None, "peer_rows": 0, "buffers": (),
+        "peers": None, "peer_rows": 0,
     }  # fmt: skip
 
 
@@ -180,7 +180,7 @@ def _parts(codes: torch.Tensor, scales: torch.Tensor, count: int) -> dict[str, A
 
 def _whole_table(inputs: Mapping[str, Any]) -> dict[str, Any]:
     arguments = call_kwargs(inputs, "op")
-    if inputs["buffers"]:
+    if "buffers" in inputs:
         split = inputs["peer_rows"] * inputs["out"].shape[2]
         width = inputs["out"].shape[2]
         arguments["weight"] = torch.cat([part[:split].view(-1, width) for part in inputs["buffers"]])
