@@ -71,30 +71,6 @@ def test_refuses(op: str, name: str) -> None:
         getattr(importlib.import_module(f"deepinfer_sm80.ops.{op}"), op)(**inputs(op, **changes))
 
 
-@pytest.mark.parametrize(
-    ("arch", "limit", "name"),
-    [("sm80", None, "8x32"), ("sm80", 73_727, "4x32"), ("sm86", None, "4x32"), ("sm89", None, "4x32")],
-)
-def test_the_large_prefill_variant_where_two_fit_an_sm(
-    arch: str, limit: int | None, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from deepinfer_sm80 import gate
-    from deepinfer_sm80.ops.indexer_prefill import triton as kernel
-
-    monkeypatch.setenv("DEEPINFER_FORCE_ARCH", arch)
-    with gate.assume(smem_limit=limit):
-        assert kernel.pick().name == name
-
-
-def test_the_large_variant_takes_what_it_is_chosen_by() -> None:
-    from deepinfer_sm80.ops.indexer_prefill import triton as kernel
-
-    from deepinfer_cli.validate import artifact, compile_gate
-
-    build = compile_gate.build_of(artifact.make(kernel.LARGE, "sm80"), "sm80")
-    assert build.shared_bytes <= kernel.LARGE_SHARED_BYTES and build.ctas_per_sm == 2
-
-
 @pytest.mark.parametrize("op", ["indexer_prefill", "indexer_decode"])
 def test_keys_are_decoded_once_for_all_warps(op: str) -> None:
     """Left to itself, Triton moves the decoding behind shared memory, where every warp does it again."""
