@@ -279,7 +279,7 @@ def _data(opts: E2eOptions, arch: str, outcome: Outcome) -> dict[str, Any]:
         "python": str(opts.python),
         "arch": arch,
         "tolerances": {
-            "mean": compare.MEAN, "rms": compare.RMS, "p99": compare.P99, "decode": compare.DECODE,
+            "mean": compare.MEAN, "rms": compare.RMS, "p99": compare.P99, "decode_rms": compare.DECODE_RMS,
         },
         "findings": [{"run": name, **finding.to_json()} for name, finding in outcome.findings],
         "runs": outcome.documents,

@@ -1,22 +1,27 @@
 """Holds end-to-end documents against themselves and each other; pure.
 
 The tolerances are a little over twice what stock vLLM 0.33.0 on an H200 differs from itself by on this model: mean
-negative log-likelihood per prompt 1.9e-3 with the same and 2.4e-3 with another batching, p99 per token 0.133, decode
-against prefill 0.156. Greedy tokens are no measure: with random weights two are often about equally likely.
+negative log-likelihood per prompt 1.9e-3 with the same and 2.4e-3 with another batching, p99 per token 0.133. With random
+weights a rounding sometimes sends a token to another expert, so that single tokens say little: stock's decode was off
+its own prefill by 0.41 in one token of 112. Root mean squares are of all but the largest fiftieth. Greedy tokens are no measure:
+two are often about equally likely.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 MEAN = 8e-3
 P99 = 0.3
-# runs that agree differ by at most 0.041, measured on an H200; the indices of another group by 0.065 at 3,000 tokens
-RMS = 0.055
-DECODE = 0.3
+# runs that agree differ by at most 0.036, measured on an H200; the indices of another group by 0.056 at 3,000 tokens, a
+# window that is off by one by 0.056
+RMS = 0.045
+# decode against prefill, of all tokens of a phase: stock 0.057 at most, decode that is not rotated back 0.27
+DECODE_RMS = 0.12
+LIKELY = 0.3
 # of this many tokens the mean is that steady; that of a shorter prompt varies as the root of the ratio
 _STEADY = 130
 
@@ -29,7 +34,8 @@ class Finding:
         kind: `against` another run, `chunks`, `decode` against prefill, `prefix`, `far`, `parameters`, `run`.
         phase: the phase it is about.
         length: tokens of the prompt; 0 where there is no one prompt.
-        mean: difference of the means. rms, p99, largest: of the tokens' differences. None where there are none.
+        mean: difference of the means. rms: of the tokens' differences, in `against` and `chunks` without the largest fiftieth.
+            p99, largest: of the tokens' differences. None where there are none.
         ok: within the tolerances.
         reason: what is wrong, in words; empty if all is well.
     """
@@ -61,7 +67,7 @@ def of_run(document: dict[str, Any]) -> list[Finding]:
     for name, phase in phases.items():
         if name.startswith("chunks") and "prompts" in phases:
             found += _rows("chunks", name, phases["prompts"]["rows"], phase["rows"])
-        found += [_decode(name, row) for row in phase.get("rows", ()) if "decoded" in row]
+        found += _decode(name, phase.get("rows", ()))
         if "first" in phase:
             found.append(_same_places("far", name, phase, phase["last_decoded"], phase["last_prefilled"]))
         if "cached_tokens" in phase and not phase["cached_tokens"]:
@@ -92,7 +98,7 @@ def same_lengths(
     wanted = {row["length"]: row for row in expected}
     common = [row for row in rows if row["length"] in wanted]
     found = list(_rows(kind, phase, [wanted[row["length"]] for row in common], common))
-    return found + [_decode(phase, row) for row in common if "decoded" in row]
+    return found + list(_decode(phase, common))
 
 
 def parameters(document: dict[str, Any], other: dict[str, Any]) -> Iterator[Finding]:
@@ -110,7 +116,9 @@ def parameters(document: dict[str, Any], other: dict[str, Any]) -> Iterator[Find
 
 def _entry(one: list[Any]) -> tuple[Any, ...]:
     # the kind follows from the others, and a draft's vocabulary may come from the target
-    return str(one[0]), tuple(one[1]), str(one[2])
+    name, shape = str(one[0]), tuple(one[1])
+    # FlashMLA has sinks for 64 heads however many a rank has; those that it has are the same
+    return name, () if name.endswith(".attn_sink") else shape, str(one[2])
 
 
 def _rows(
@@ -130,7 +138,7 @@ def _numbers(kind: str, phase: str, length: int, want: list[float], got: list[fl
         return _bad(kind, phase, "a value is not finite", length)
     differences = sorted(abs(a - b) for a, b in zip(want, got, strict=True))
     mean = abs(sum(want) - sum(got)) / len(got)
-    rms = math.sqrt(sum(value * value for value in differences) / len(differences))
+    rms = _rms(differences[: len(differences) * 49 // 50] or differences)
     p99 = differences[min(len(differences) - 1, int(len(differences) * 0.99))]
     reasons = []
     if mean > mean_tolerance(length):
@@ -142,15 +150,34 @@ def _numbers(kind: str, phase: str, length: int, want: list[float], got: list[fl
     return Finding(kind, phase, length, mean, rms, p99, differences[-1], not reasons, "; ".join(reasons))
 
 
-def _decode(phase: str, row: dict[str, Any]) -> Finding:
-    pairs = list(zip(row["decoded"], row["prefilled"], strict=False))
-    if len(row["decoded"]) != len(row["prefilled"]) or not pairs:
-        return _bad("decode", phase, "decoded and prefilled tokens are not the same", row["length"])
-    if not all(math.isfinite(value) for pair in pairs for value in pair):
-        return _bad("decode", phase, "a value is not finite", row["length"])
-    largest = max(abs(a - b) for a, b in pairs)
-    reason = "" if largest <= DECODE else f"decode is {largest:.3f} from prefill, allowed {DECODE:g}"
-    return Finding("decode", phase, row["length"], None, None, None, largest, not reason, reason)
+def _rms(values: list[float]) -> float:
+    return math.sqrt(sum(value * value for value in values) / len(values))
+
+
+def _decode(phase: str, rows: Iterable[dict[str, Any]]) -> Iterator[Finding]:
+    """All decoded tokens of a phase together."""
+    differences = []
+    for row in rows:
+        if "decoded" not in row:
+            continue
+        pairs = list(zip(row["decoded"], row["prefilled"], strict=False))
+        if len(row["decoded"]) != len(row["prefilled"]) or not pairs:
+            yield _bad("decode", phase, "decoded and prefilled tokens are not the same", row["length"])
+        elif not all(math.isfinite(value) for pair in pairs for value in pair):
+            yield _bad("decode", phase, "a value is not finite", row["length"])
+        else:
+            differences += [abs(a - b) for a, b in pairs]
+    if not differences:
+        return
+    differences.sort()
+    # one in a hundred may go to another expert, and one at least
+    rms, p99 = _rms(differences), differences[-1 - min(len(differences) - 1, max(1, len(differences) // 100))]
+    reasons = []
+    if rms > DECODE_RMS:
+        reasons.append(f"decode is {rms:.3f} from prefill (root mean square), allowed {DECODE_RMS:g}")
+    if p99 > P99:
+        reasons.append(f"p99 of decode is {p99:.3f} from prefill, allowed {P99:g}")
+    yield Finding("decode", phase, 0, None, rms, p99, differences[-1], not reasons, "; ".join(reasons))
 
 
 def _same_places(
@@ -166,7 +193,7 @@ def _same_places(
     if not all(math.isfinite(side[token]) for side in (got, want) for token in common):
         return _bad(kind, phase, "a value is not finite", length)
     largest = max(abs(got[token] - want[token]) for token in common)
-    reason = "" if largest <= DECODE else f"a likely token is off by {largest:.3f}, allowed {DECODE:g}"
+    reason = "" if largest <= LIKELY else f"a likely token is off by {largest:.3f}, allowed {LIKELY:g}"
     return Finding(kind, phase, length, None, None, None, largest, not reason, reason)
 
 

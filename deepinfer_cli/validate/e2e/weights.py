@@ -18,6 +18,7 @@ _LINEAR, _EXPERT, _TABLE = 127 - 6, 127 - 8, 127
 # exponents vary from block to block, so that a scale that is misplaced or left out shows
 _SPREAD = 2
 _BYTES_AT_ONCE = 1 << 28
+_MOST_HEADS = 128
 
 
 def fill(model: Any, device: str | None = None) -> list[list[Any]]:
@@ -122,6 +123,8 @@ def _values(kind: str, shape: Any, parameter: Any, generator: Any, device: str) 
     if kind == "small":
         return normal(0.1)
     if kind == "sink":
-        # scores have deviation 1: this takes about a tenth of what 640 rows share, so that losing it shows
-        return 5.0 + normal(1.0)
+        # scores have deviation 1: this takes about a tenth of what 640 rows share, so that losing it shows; FlashMLA pads
+        # the heads, and those of the model must be the same with and without
+        heads = torch.randn(_MOST_HEADS, generator=generator, device=device)
+        return 5.0 + heads[: shape[0]]
     return normal(1.0 if kind == "unit" else float(parameter.shape[-1]) ** -0.5)

@@ -53,11 +53,34 @@ def test_the_same_is_the_same():
 
 
 def test_noise_of_stock_against_itself_passes():
-    assert bad(compare.against(document(0.035, 2), document(0.035, 3))) == set()
+    assert bad(compare.against(document(0.025, 2), document(0.025, 3))) == set()
 
 
 def test_more_noise_does_not():
     assert ("against", "prompts") in bad(compare.against(document(0.08, 2), document(0.08, 3)))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("prompts", "rows", 1, "decoded", 3),
+        ("prompts", "rows", 2, "nll", 3),
+        ("prompts", "rows", 1, "nll", 3),
+    ],
+)
+def test_one_token_may_go_to_another_expert(path):
+    """Seen in stock vLLM: one decoded token of 112 was off by 0.41, one of a prompt of 130 by 0.54."""
+    one = change(path, lambda x: x + 0.5)
+    assert bad(compare.against(one, document())) | bad(compare.of_run(one)) <= {("chunks", "chunks of 700")}
+
+
+def test_the_sinks_of_padded_heads_are_no_difference():
+    one, two = document(), document()
+    one["parameters"]["target-0"].append(["layers.0.attn.attn_sink", [32], "float32", "sink"])
+    two["parameters"]["target-0"].append(["layers.0.attn.attn_sink", [64], "float32", "sink"])
+    assert bad(compare.against(one, two)) == set()
+    two["parameters"]["target-0"][-1][2] = "bfloat16"
+    assert bad(compare.against(one, two)) == {("parameters", "target-0")}
 
 
 def change(path, value):
@@ -72,7 +95,12 @@ def change(path, value):
 @pytest.mark.parametrize(
     ("path", "value", "finding"),
     [
-        (("prompts", "rows", 1, "decoded", 3), lambda x: x + 0.31, ("decode", "prompts")),
+        (("prompts", "rows", 1, "decoded"), lambda x: [v + 0.22 for v in x], ("decode", "prompts")),
+        (
+            ("prompts", "rows", 1, "decoded"),
+            lambda x: [x[0] + 0.31, x[1] - 0.31, *x[2:]],
+            ("decode", "prompts"),
+        ),
         (("prompts", "rows", 1, "decoded"), [], ("decode", "prompts")),
         (("prompts", "rows", 0, "decoded", 0), math.nan, ("decode", "prompts")),
         (("prefix", "cached_tokens"), 0, ("prefix", "prefix")),
