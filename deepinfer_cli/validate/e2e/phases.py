@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import importlib
 import math
 import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +234,8 @@ def far(engine: Any, phase: dict[str, Any]) -> dict[str, Any]:
 def timing(engine: Any, phase: dict[str, Any]) -> dict[str, Any]:
     """Milliseconds of a prompt of `prefill` tokens, and of a decode step of each batch size.
 
-    Prompts are new each time, so nothing comes from the prefix cache.
+    Prompts are new each time, so nothing comes from the prefix cache. With `kernels` also what the GPU alone was busy for,
+    in one prompt more of each kind, and with which kernels.
     """
     repeats, steps, context = phase.get("repeats", 3), phase["steps"], phase["context"]
     seeds = iter(range(phase.get("seed", 1) * 1_000_003, 10**12))
@@ -252,7 +254,29 @@ def timing(engine: Any, phase: dict[str, Any]) -> dict[str, Any]:
         elapsed(batch, context, 2)
         whole = [elapsed(batch, context, steps + 1) - elapsed(batch, context, 1) for _ in range(repeats)]
         result[f"decode_{batch}_ms"] = _spread([value / steps for value in whole])
+    if phase.get("kernels"):
+        result |= _busy("prefill", 1, lambda: elapsed(1, phase["prefill"], 1))
+        for batch in phase["batches"]:
+            result |= _busy(f"decode_{batch}", steps, functools.partial(elapsed, batch, 1, steps + 1))
     return result
+
+
+def _busy(name: str, steps: int, work: Callable[[], Any]) -> dict[str, Any]:
+    """GPU time of `work` in ms per step, and its longest kernels; what PyTorch's profiler said instead, where it cannot."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    try:
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            work()
+            torch.cuda.synchronize()
+        found = [(one.key, one.self_device_time_total / 1_000.0, one.count) for one in seen.key_averages()]
+    except RuntimeError as error:
+        return {f"{name}_kernels": str(error)}
+    found.sort(key=lambda one: -one[1])
+    total = sum(one[1] for one in found) / steps
+    shown = [[key[:120], round(spent / steps, 5), count] for key, spent, count in found[:40]]
+    return {f"{name}_gpu_ms": {"median": round(total, 4)}, f"{name}_kernels": shown}
 
 
 def _spread(values: list[float]) -> dict[str, float]:

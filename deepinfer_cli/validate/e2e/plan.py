@@ -42,6 +42,7 @@ class Configuration:
         phases: what to do with it, in order (see `phases`).
         gpus: how many it takes.
         env: variables of the child.
+        stock: engine settings that stock needs besides, to run this at all.
     """
 
     what: str
@@ -50,6 +51,7 @@ class Configuration:
     phases: tuple[Mapping[str, Any], ...] = ()
     gpus: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
+    stock: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _phases(lengths: tuple[int, ...], *, chunks: tuple[int, ...] = (700,)) -> tuple[dict[str, Any], ...]:
@@ -120,10 +122,12 @@ CONFIGURATIONS: dict[str, Configuration] = {
         gpus=2,
         env=_NO_MULTICAST,
     ),
-    # the cut before layer 4, a KV source, is one of the few that V4.1 allows
+    # The cut before layer 4, a KV source, is one of the few that V4.1 allows. Stock's replay begins there too, and
+    # finds no layer before it (see the binding of `sparse_swa`).
     "pp2": Configuration(
         "two GPUs, pipeline of four and four layers",
         engine={"pipeline_parallel_size": 2},
+        stock={"swa_bounded_replay": False},
         phases=_phases(SHORT_EDGES),
         gpus=2,
         env={**_NO_MULTICAST, "VLLM_PP_LAYER_PARTITION": "4,4"},
@@ -185,6 +189,8 @@ class Run:
         }  # fmt: skip
         if self.kv_bytes is not None:
             settings["kv_cache_memory_bytes"] = self.kv_bytes
+        if self.arch is None:
+            settings |= self.configuration.stock
         return settings | given
 
     def utilization(self) -> float:
