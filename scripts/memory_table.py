@@ -222,8 +222,8 @@ def section() -> str:
   {_mib(gathered(short))}, and the logits of decode {_mib(decode_logits(short))}.
 - Packed, as the checkpoint has it, `wo_a` takes {_mib(packed)} at TP8. The gathered rows are what vLLM's own portable class asks for.
 - The logits of decode have one row for each token that is decoded, as DeepGEMM's have: with DSpark's {draft.drafts} draft tokens
-  {_mib(decode_logits(draft))}. vLLM reserves 512 MiB for them and what else the profile run held by then; a long context with many sequences
-  takes more, out of what `--gpu-memory-utilization` leaves. Lower `--max-num-seqs` there.
+  {_mib(decode_logits(draft))}. vLLM's profile run reserves 512 MiB for them, and a decode step can also use what that run's activations took. More than
+  both comes out of what `--gpu-memory-utilization` leaves: for long contexts with many sequences lower `--max-num-seqs`.
 - The other ops of the enable group ({", ".join(rest)})
   allocate nothing, and what the accelerate group returns in stock's place is of stock's size."""
 
