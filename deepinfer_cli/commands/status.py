@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deepinfer_cli.commands import common
+from deepinfer_cli.commands import common, status_match
 from deepinfer_cli.commands.options import TargetOptions
 from deepinfer_cli.detect.arch import resolve_archs
 from deepinfer_cli.detect.gpu import GpuReport, detect_gpus
-from deepinfer_cli.detect.target import Target, TargetKind
+from deepinfer_cli.detect.target import Target
 from deepinfer_cli.errors import DeepInferError, ExitCode
 from deepinfer_cli.output import Output
-from deepinfer_cli.overlay.inspect import FileStatus, Inspection
-from deepinfer_cli.overlay.manifest import Manifest
+from deepinfer_cli.overlay.inspect import Inspection
 from deepinfer_cli.render import joined, plural, table
 from deepinfer_cli.result import ErrorItem, Result
 
@@ -57,7 +56,7 @@ def run(opts: StatusOptions, out: Output) -> Result:
     target = find_target(target=opts.where.target, python=opts.where.python)
     found = inspect(target)
     gpus = detect_gpus()
-    match, drift = _match(target, found)
+    match, drift = status_match.match_of(target, found)
     if drift:
         note = "`deepinfer install` refuses edited files; with --force it keeps a copy of each and goes on"
         found = replace(found, files=drift, notes=(*found.notes, note))
@@ -122,88 +121,6 @@ def _adoption(found: Inspection) -> tuple[str, str]:
         f"its files are not those of this DeepInfer's overlay {bundled.version}: `{command}` "
         "replaces it and keeps a copy of each that differs"
     ), command
-
-
-def _match(target: Target, found: Inspection) -> tuple[dict[str, Any], tuple[FileStatus, ...]]:
-    """Which release this vLLM is like, and the files an install would refuse.
-
-    From the record while it is about the vLLM that is there, else by looking at the symbols.
-    """
-    record = found.record
-    if record is not None and found.state != "stale" and record.target.version == target.version:
-        return {"match": record.match, "release": record.release, "reason": ""}, ()
-    if record is None and found.state != "not-installed":
-        return {"match": None, "release": None, "reason": ""}, ()
-    from deepinfer_cli.overlay import manifest, payload
-
-    bundled = payload.bundled()
-    known = manifest.load(bundled.root / "manifest.toml")
-    if _is_published(target, known):
-        return {"match": "supported", "release": target.version, "reason": ""}, ()
-    from deepinfer_cli.overlay import match as matching
-
-    if target.layout is None:
-        reason = "it has no DeepSeek-V4.1 model folder"
-        return {"match": "unsupported", "release": None, "reason": reason}, ()
-    seen = matching.match(known, target.version, matching.observe(known, matching.reader(target)))
-    drift = _drift(target, seen.hooked(tuple(op.name for op in known.ops))) if record is None else ()
-    if seen.kind is None:
-        usable = [each.op.name for each in seen.ops if not each.differing]
-        keys = [matching.shown(key, target.layout) for key in seen.differing]
-        verb = "differs" if len(keys) == 1 else "differ"
-        reason = f"{plural(len(keys), 'symbol')} {verb} from vLLM {seen.release}: {', '.join(keys[:3])}"
-        reason += ", …" if keys[3:] else ""
-        return {
-            "match": "unsupported",
-            "release": None,
-            "reason": reason,
-            "differing": keys,
-            "usable": usable,
-        }, drift
-    return {"match": seen.kind, "release": seen.release, "reason": ""}, drift
-
-
-def _drift(target: Target, modules: tuple[str, ...]) -> tuple[FileStatus, ...]:
-    """The files that an install would hook and that are not vLLM's own; a checkout's are left to git."""
-    from deepinfer_cli.detect.origin import Origin
-    from deepinfer_cli.overlay.files import hash_of
-    from deepinfer_cli.overlay.inspect import FileState, FileStatus
-
-    if target.kind is TargetKind.CHECKOUT:
-        return ()
-    origin = Origin.of(target)
-    found = []
-    for path in filter(None, map(target.module_path, modules)):
-        wanted = origin.sha256(path)
-        if wanted != hash_of(target.path(path)):
-            what = f"not as in vLLM {target.version}" if wanted else "nothing says what vLLM's own was"
-            found.append(FileStatus(path, "hook", FileState.MODIFIED, what))
-    return tuple(found)
-
-
-def _is_published(target: Target, known: Manifest) -> bool:
-    """Whether hashes alone prove what fingerprints would, ten times faster.
-
-    They do when RECORD lists the published bytes of the hooked files (so it is that release's RECORD), and every
-    module with a symbol that matters is as RECORD says.
-    """
-    from deepinfer_cli.detect.origin import Origin
-    from deepinfer_cli.overlay.files import hash_of
-
-    release = known.releases.get(target.version or "")
-    if release is None or target.kind is TargetKind.CHECKOUT:
-        return False
-    origin = Origin.of(target)
-    if origin.source != "RECORD":
-        return False
-    for module in {symbol.module for symbol in known.symbols}:
-        path = target.module_path(module)
-        recorded = origin.sha256(path) if path else None
-        if path is None or hash_of(target.path(path)) != recorded:
-            return False
-        if module in release.files and recorded != release.files[module]:
-            return False
-    return True
 
 
 def _rows(

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from deepinfer_cli import outfile
-from deepinfer_cli.commands import common, pairs
+from deepinfer_cli.commands import common, pairs, verify_table
 from deepinfer_cli.commands.options import TargetOptions
 from deepinfer_cli.detect.arch import arch_name
 from deepinfer_cli.detect.target import Target
 from deepinfer_cli.errors import ExitCode, UnsupportedError, UsageError
 from deepinfer_cli.output import Output
 from deepinfer_cli.overlay import payload
-from deepinfer_cli.render import Justify, Table, plural, table
+from deepinfer_cli.render import Justify, plural, table
 from deepinfer_cli.result import ErrorItem, Result
 from deepinfer_cli.validate import runner, switches, verify
 from deepinfer_cli.validate.model import CaseResult, Level, NotRun, Status, VerifyReport
@@ -88,7 +86,7 @@ def _run(opts: VerifyOptions, out: Output) -> Result:
         group: list[CaseResult] = []
 
         def end_group() -> None:
-            for row in summary_rows(group):
+            for row in verify_table.summary_rows(group):
                 progress.line(
                     f"verify: {row[0]} {row[1]}: {row[2]} passed, {row[3]} failed, {row[4]} skipped"
                 )
@@ -183,16 +181,16 @@ def interpreter(where: TargetOptions, target: Target | None, out: Output | None)
 
 def _finish(opts: VerifyOptions, out: Output, request: verify.Request, report: VerifyReport) -> Result:
     headers = ("Level", "Op", ("Passed", RIGHT), ("Failed", RIGHT), ("Skipped", RIGHT))
-    out.table(table(headers, summary_rows(report.results)))
-    for content in _tables(report):
+    out.table(table(headers, verify_table.summary_rows(report.results)))
+    for content in verify_table.tables(report):
         out.table(content)
     for item in report.not_run:
         out.line(f"not run: {item.level.value}: {item.reason}. To run it: {item.how}")
     for failed in report.failed:
-        for line in detail(failed, rerun(opts, failed)):
+        for line in verify_table.detail(failed, verify_table.rerun(opts, failed)):
             out.line(line)
-    out.line(_sentence(report))
-    return Result("verify", _data(request, report), *_verdict(opts, report))
+    out.line(verify_table.sentence(report))
+    return Result("verify", verify_table.data(request, report), *_verdict(opts, report))
 
 
 def _verdict(opts: VerifyOptions, report: VerifyReport) -> tuple[ExitCode, tuple[ErrorItem, ...]]:
@@ -223,86 +221,3 @@ def _verdict(opts: VerifyOptions, report: VerifyReport) -> tuple[ExitCode, tuple
             ErrorItem("nothing-runnable", what, missing[0].how if missing else None),
         )
     return ExitCode.OK, ()
-
-
-def summary_rows(results: Iterable[CaseResult]) -> list[tuple[str, ...]]:
-    """Level, op, and how many passed, failed and were skipped."""
-    results = tuple(results)
-    keys = dict.fromkeys((result.level, result.op) for result in results)
-    rows = []
-    for level, op in keys:
-        mine = [result.status for result in results if (result.level, result.op) == (level, op)]
-        bad = sum(status.bad for status in mine)
-        counts = (mine.count(Status.PASSED), bad, mine.count(Status.SKIPPED))
-        rows.append((level.value, op, *map(str, counts)))
-    return rows
-
-
-def _tables(report: VerifyReport) -> Iterable[Table]:
-    # also the row that says whether a small variant is there: it counts as one check
-    builds = [result for result in report.results if "shared_bytes" in result.extra]
-    if builds:
-        keys = ("registers", "shared_bytes", "spill_bytes", "ctas_per_sm")
-        names = ("Registers", "Shared (B)", "Spills (B)", "CTAs/SM")
-        yield table(
-            ("Build", *[(name, RIGHT) for name in names], "Status"),
-            ((r.case, *(r.extra.get(key) for key in keys), r.status.value) for r in builds),
-            "Compile gate",
-        )
-    skipped = [result for result in report.results if result.status is Status.SKIPPED]
-    if skipped:
-        yield table(("Skipped", "Level", "Why"), ((r.case, r.level.value, r.reason) for r in skipped))
-
-
-def rerun(opts: VerifyOptions, result: CaseResult) -> str:
-    """The command that runs one case alone."""
-    words = ["deepinfer", "verify", "--level", result.level.value, "--case", result.case]
-    if opts.suite not in (None, SUITES[0]):
-        words += ["--suite", str(opts.suite)]
-    for name, value in (("--arch", opts.arch), ("--max-smem", opts.max_smem)):
-        words += [name, str(value)] if value is not None else []
-    return shlex.join(words) + opts.where.arguments
-
-
-def detail(result: CaseResult, command: str) -> list[str]:
-    """A failure in lines: what, where, how far off, and how to run it again."""
-    lines = [f"{result.status.value} {result.level.value} {result.case}", f"  {result.reason}"]
-    bad = result.first_bad
-    if bad is not None:
-        where = f"{bad.output}{list(bad.index)}" if bad.index else bad.output
-        lines.append(f"  first bad: {where} is {bad.got}, should be {bad.want}")
-    if result.max_abs is not None:
-        ratio = "-" if result.matched_ratio is None else f"{result.matched_ratio:.6f}"
-        lines.append(
-            f"  max abs {result.max_abs:.3e}  max rel {result.max_rel or 0.0:.3e}  matched ratio {ratio}"
-        )
-    lines += [f"  | {line}" for line in str(result.extra.get("stderr", "")).splitlines()[-8:]]
-    return [*lines, f"  run it again: {command}"]
-
-
-def _sentence(report: VerifyReport) -> str:
-    passed, skipped = report.count(Status.PASSED), report.count(Status.SKIPPED)
-    text = f"{passed} passed, {len(report.failed)} failed, {skipped} skipped in {report.duration_s:.1f} s"
-    return text + "".join(f"; {note}" for note in report.notes)
-
-
-def _data(request: verify.Request, report: VerifyReport) -> dict[str, Any]:
-    return {
-        "target": common.target_data(request.target) if request.target else None,
-        "payload": report.payload,
-        "python": str(request.python),
-        "suite": request.suite,
-        "results": [result.to_json() for result in report.results],
-        "not_run": [{"level": item.level, "reason": item.reason, "how": item.how} for item in report.not_run],
-        "counts": {
-            "passed": report.count(Status.PASSED),
-            "failed": len(report.failed),
-            "skipped": report.count(Status.SKIPPED),
-        },
-        "notes": list(report.notes),
-        "duration_s": round(report.duration_s, 3),
-        "seconds": [
-            {"level": level, "op": op or None, "seconds": round(seconds, 3)}
-            for level, op, seconds in report.seconds
-        ],
-    }

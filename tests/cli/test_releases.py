@@ -47,13 +47,13 @@ def test_install_status_rollback_gives_back_every_byte(
 
 @pytest.mark.release
 def test_status_knows_a_published_release_by_its_hashes(cli: Cli, real_release: Callable[..., Path]) -> None:
-    from deepinfer_cli.commands.status import _is_published
+    from deepinfer_cli.commands.status_match import is_published
     from deepinfer_cli.detect.vllm import find_target
     from deepinfer_cli.overlay import manifest
 
     for version in RELEASES:
         target = find_target(target=real_release(version))
-        assert _is_published(target, manifest.load())
+        assert is_published(target, manifest.load())
 
 
 def test_the_built_wheel_installs_and_changes_no_torch_or_vllm(

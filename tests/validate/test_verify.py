@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from deepinfer_cli.commands import verify as command
+from deepinfer_cli.commands import verify_table
 from deepinfer_cli.commands.options import TargetOptions
 from deepinfer_cli.errors import ExitCode, FailedError, UsageError
 from deepinfer_cli.output import Output
@@ -126,7 +127,7 @@ def test_every_check_of_the_compile_gate_is_a_row():
         CaseResult(f"gather[sm80:{name}]", "gather", Level.COMPILE, Status.PASSED, extra=extra)
         for name, extra in (("wide", build), ("small", {"shared_bytes": 512}))
     )
-    (rows,) = command._tables(VerifyReport(results, (), {}, (), 0.0))
+    (rows,) = verify_table.tables(VerifyReport(results, (), {}, (), 0.0))
     assert [row[0] for row in rows.rows] == ["gather[sm80:wide]", "gather[sm80:small]"]
     assert rows.rows[1] == ("gather[sm80:small]", "-", "512", "-", "-", "PASSED")
 
@@ -492,7 +493,7 @@ def test_the_rerun_command_keeps_what_mattered():
         TargetOptions(Path("/srv/my vllm")), suite="full", arch="sm80", max_smem=49152
     )
     result = CaseResult("gather[x]", "gather", Level.NUMERICS, Status.FAILED)
-    assert command.rerun(opts, result) == (
+    assert verify_table.rerun(opts, result) == (
         "deepinfer verify --level numerics --case 'gather[x]' --suite full --arch sm80 --max-smem 49152 "
         "--target '/srv/my vllm'"
     )
