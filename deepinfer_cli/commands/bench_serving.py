@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import secrets
 import tempfile
@@ -18,12 +17,12 @@ from deepinfer_cli.detect.arch import arch_name
 from deepinfer_cli.errors import ExitCode, FailedError, Interruption, UnsupportedError, UsageError
 from deepinfer_cli.output import Output
 from deepinfer_cli.overlay import payload
-from deepinfer_cli.overlay.signals import interruptible
+from deepinfer_cli.overlay.signals import interruptible, shielded
 from deepinfer_cli.render import joined
 from deepinfer_cli.result import ErrorItem, Result
-from deepinfer_cli.validate import environment, results, runner, switches
+from deepinfer_cli.validate import runner, switches
 from deepinfer_cli.validate.e2e import plan as e2e
-from deepinfer_cli.validate.serving import drive, plan
+from deepinfer_cli.validate.serving import document, drive, plan
 
 _SEEDS = 1_000_000_000
 _RUNNABLE = "run it on the machine that serves this vLLM, with the interpreter that runs it (--python)"
@@ -88,6 +87,9 @@ def run(opts: ServingOptions, out: Output) -> Result:
             measured = work.run()
         except KeyboardInterrupt as error:
             left = work.measured.left
+            with shielded():
+                if work.measured.outcomes:
+                    _write(opts, out, request, work.measured, found)
             state = (
                 f"process {joined(map(str, left))} could not be ended"
                 if left
@@ -230,55 +232,29 @@ def _show_tail(error: FailedError, out: Output) -> None:
         out.warn(f"log | {line}")
 
 
+def _write(
+    opts: ServingOptions, out: Output, request: plan.Request, measured: drive.Measured, found: dict[str, Any]
+) -> dict[str, Any]:
+    made = document.build(request, measured, found)
+    if opts.output is not None:
+        outfile.write(opts.output, (json.dumps(made, indent=1) + "\n").encode())
+        out.note(f"written to {opts.output}")
+    return made
+
+
 def _finish(
     opts: ServingOptions, out: Output, request: plan.Request, measured: drive.Measured, found: dict[str, Any]
 ) -> Result:
-    document: dict[str, Any] = {
-        "schema_version": results.SCHEMA_VERSION,
-        "environment": _environment(request, measured, found),
-        "serving": _serving(request, measured),
-        "rows": drive.result_rows(request, measured),
-    }
-    if opts.output is not None:
-        outfile.write(opts.output, (json.dumps(document, indent=1) + "\n").encode())
-        out.note(f"written to {opts.output}")
-    for content in serving_table.tables(document["rows"]):
+    made = _write(opts, out, request, measured, found)
+    for content in serving_table.tables(made["rows"]):
         out.table(content)
-    for line in serving_table.lines(document):
+    for line in serving_table.lines(made):
         out.line(line)
-    return Result("bench", document, *_verdict(request, measured, document, out))
-
-
-def _environment(request: plan.Request, measured: drive.Measured, found: dict[str, Any]) -> dict[str, Any]:
-    gpu = found.get("gpu") or {}
-    digest = payload.load(Path(found["payload"])).digest if "payload" in found else None
-    return {
-        "gpu": gpu.get("name"), "gpus": gpu.get("count"), "driver": environment.driver_version(), "cuda": measured.versions.get("cuda"),
-        "torch": found.get("torch"), "triton": found.get("triton"), "tilelang": found.get("tilelang"),
-        "vllm": measured.versions.get("vllm") or found.get("vllm"),
-        "commit": results.commit(digest) if digest else None,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-    }  # fmt: skip
-
-
-def _serving(request: plan.Request, measured: drive.Measured) -> dict[str, Any]:
-    order = "endpoints" if not request.started else "together" if request.together else "in turn"
-    return {
-        "model": "small random V4.1" if request.small else request.model,
-        "serve_arguments": list(request.extra),
-        "arch": request.arch,
-        "order": order,
-        "rounds": request.rounds,
-        "runs": request.repeats,
-        "seed": request.seed,
-        "endpoints": [side.base_url for side in request.sides if side.base_url],
-        "servers": measured.servers,
-        "scored": measured.scored,
-    }
+    return Result("bench", made, *_verdict(request, measured, made, out))
 
 
 def _verdict(
-    request: plan.Request, measured: drive.Measured, document: dict[str, Any], out: Output
+    request: plan.Request, measured: drive.Measured, made: dict[str, Any], out: Output
 ) -> tuple[ExitCode, tuple[ErrorItem, ...]]:
     errors = [
         ErrorItem(
@@ -288,7 +264,7 @@ def _verdict(
     ]
     errors += [
         ErrorItem("run-failed", f"{row['provider']}: {serving_table.what(row)}: {row['reason']}")
-        for row in document["rows"]
+        for row in made["rows"]
         if row["status"] != "PASSED"
     ]
     if measured.problem is not None:

@@ -53,7 +53,7 @@ def start(target, tmp_path):
 
 def wait_for_lines(path: Path, count: int) -> None:
     until = time.monotonic() + 30.0
-    while not path.exists() or len(path.read_text().split()) < count:
+    while not path.exists() or len(path.read_text().splitlines()) < count:
         assert time.monotonic() < until, "the servers did not start"
         time.sleep(0.05)
 
@@ -105,15 +105,21 @@ def test_a_newer_card_needs_an_arch(start):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_leaves_nothing(start, tmp_path, nothing_left, number):
-    process = start("--model", "m", *QUICK, "--together", FAKE_CLIENT="hang:2")
-    wait_for_lines(tmp_path / "pids", 4)
-    time.sleep(2.0)
+    output = tmp_path / "part.json"
+    process = start("--model", "m", *QUICK, "--together", "-o", str(output), FAKE_CLIENT="hang:5")
+    events = tmp_path / "logs" / "client" / "events-0-1.json"
+    # hello; four runs begin and end; the fifth begins
+    wait_for_lines(events, 10)
+    time.sleep(1.0)  # until they have been read
     process.send_signal(number)
     _out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "error[interrupted]: interrupted; nothing of it runs any more" in err
     assert str(tmp_path / "logs") in err
     assert nothing_left() == 4
+    # what was measured until then
+    kept = results.read(output)["rows"]
+    assert [len(row["runs"]) for row in kept] == [1, 1]
 
 
 def test_an_interruption_while_a_server_starts(start, tmp_path, nothing_left):
