@@ -43,7 +43,7 @@ def advice_rows(target: Target | None, gpus: GpuReport, asked: Asked, keep: list
 
     A layout that is asked for and that serves is the one that is advised.
     """
-    cards = _usable(gpus)
+    cards = usable(gpus)
     if not cards:
         yield Row("serving", "ok", "no SM8x card to plan for")
         return
@@ -123,7 +123,7 @@ def _host(best: Estimate, load: Load, gib: float | None) -> Generator[Row, None,
     return False
 
 
-def _usable(gpus: GpuReport) -> list[Gpu]:
+def usable(gpus: GpuReport) -> list[Gpu]:
     """The served cards that CUDA_VISIBLE_DEVICES leaves, of the architecture that most of them have."""
     cards = [gpu for gpu in gpus.gpus if gpu.served and not gpu.mig]
     if gpus.visible is not None:

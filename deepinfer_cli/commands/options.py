@@ -35,7 +35,7 @@ class TargetOptions:
 
 # in backticks, or all of a text: what a user may paste
 _COMMAND = re.compile(
-    r"(?:^|(?<=`)|(?<=: ))deepinfer (?P<verb>export \w+|install|rollback|status|verify|bench|doctor)\b(?P<rest>[^`\n]*)"
+    r"(?:^|(?<=`)|(?<=: ))deepinfer (?P<verb>export \w+|install|rollback|status|verify|bench|doctor|plan)\b(?P<rest>[^`\n]*)"
 )
 _GIVEN = re.compile(r"--(?:target|python|wheel|help)\b")
 

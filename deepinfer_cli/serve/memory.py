@@ -64,10 +64,10 @@ class Layout:
     @property
     def name(self) -> str:
         """Such as `TP4 x PP2 (20,20)`."""
+        name = f"TP{self.tp}" + (f" x PP{self.pp} ({text(self.partition)})" if self.pp > 1 else "")
         if self.uneven:
-            return " + ".join(f"TP{tp}" for tp in self.uneven) + f" ({text(self.partition)})"
-        stages = f" x PP{self.pp} ({text(self.partition)})" if self.pp > 1 else ""
-        return f"TP{self.tp}{stages}" + (" with expert parallelism" if self.expert_parallel else "")
+            name = " + ".join(f"TP{tp}" for tp in self.uneven) + f" ({text(self.partition)})"
+        return name + (" with expert parallelism" if self.expert_parallel else "")
 
 
 @dataclass(frozen=True, slots=True)

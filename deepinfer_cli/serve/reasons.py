@@ -19,7 +19,7 @@ def why(found: Estimate, load: Load, gpus: int) -> Iterator[str]:
     yield f"{found.arithmetic}; the rest holds {pool}"
     yield from _experts(layout)
     yield from _replicated(layout, load)
-    yield from _stages(layout)
+    yield from _stages(layout, load)
     if layout.gpus < gpus:
         yield (
             f"{gpus - layout.gpus} of {gpus} GPUs are left over: 64 heads are split by 1, 2, 4 or 8, and stages begin "
@@ -40,7 +40,7 @@ def _experts(layout: Layout) -> Iterator[str]:
             "experts whole, and is not tested with the overlay"
         )
     if layout.expert_parallel:
-        yield "slices of every expert, padded by Marlin, do not fit or leave less: experts whole; not tested with the overlay"
+        yield "experts whole on each GPU, for Marlin would pad their slices; not tested with the overlay"
 
 
 def _replicated(layout: Layout, load: Load) -> Iterator[str]:
@@ -59,14 +59,15 @@ def _replicated(layout: Layout, load: Load) -> Iterator[str]:
     )
 
 
-def _stages(layout: Layout) -> Iterator[str]:
+def _stages(layout: Layout, load: Load) -> Iterator[str]:
     if layout.pp == 1:
         return
     hops = f"every token crosses {layout.pp} stages one after the other"
     single = (
         ", and in single-stream decode one GPU works while the others wait" if max(layout.tps) == 1 else ""
     )
-    yield f"{hops}{single}; no DSpark: vLLM 0.30 to 0.33 refuses it for this model with pipeline stages"
+    with_it = f"planned with DSpark, {load.speculative} tokens a step" if load.speculative else "no DSpark"
+    yield f"{hops}{single}; {with_it}: vLLM 0.30 to 0.33 refuses it for this model with pipeline stages"
 
 
 def refused(layout: Layout, release: str) -> Iterator[str]:

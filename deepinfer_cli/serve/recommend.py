@@ -20,6 +20,8 @@ _COUNTS = sorted({tp * pp for tp in memory.TENSOR_PARALLEL for pp in range(1, pa
 _LONG = 262_144
 # prompts in smaller pieces: slower to fill in, and smaller activations and reserves
 _SMALL_BATCH = 2_048
+# the least that may still be called serving, and the most of a card
+_TIGHT_BATCH, _TIGHT_SEQUENCES, _TIGHT = 1_024, 16, 0.97
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +91,18 @@ def layouts(gpus: int, release: str, expert_parallel: bool | None = None) -> Ite
     """Every layout of at most `gpus` that `release` runs right.
 
     Args:
-        expert_parallel: only with whole experts, or only with slices; None: with more than one GPU a stage, both.
+        expert_parallel: only with whole experts, or only with slices; None: both where slices are padded.
     """
     for tp in memory.TENSOR_PARALLEL:
+        kinds: tuple[bool, ...] = (False,) if expert_parallel is None or tp == 1 else (expert_parallel,)
+        if expert_parallel is None and memory.expert_padding(Layout(tp)) > 1:
+            kinds = (False, True)
         for stages in range(1, partition.MAX_STAGES + 1):
             if tp * stages > gpus:
                 break
             for sizes in partition.legal(stages):
-                if partition.skipped_engram(sizes, release):
-                    continue
-                for whole in (False, True):
-                    if (whole and tp == 1) or (tp > 1 and expert_parallel not in (None, whole)):
-                        continue
-                    yield Layout(tp, sizes, expert_parallel=whole)
+                if not partition.skipped_engram(sizes, release):
+                    yield from (Layout(tp, sizes, expert_parallel=whole) for whole in kinds)
 
 
 def options(
@@ -118,7 +119,7 @@ def options(
     for layout in layouts(gpus, load.release, expert_parallel):
         found = longest(layout, gib, load, contexts)
         kind = (layout.tp, layout.pp, layout.expert_parallel)
-        if kind not in kinds or _value(found) > _value(kinds[kind]):
+        if kind not in kinds or value(found) > value(kinds[kind]):
             kinds[kind] = found
     return list(kinds.values())
 
@@ -130,13 +131,13 @@ def pick(found: Sequence[Option]) -> Option | None:
     context that the pool holds as often as asked; expert parallelism only where slices of every expert do not fit.
     """
     serving = [one for one in found if one.serves]
-    return min(serving, key=_rank) if serving else None
+    return min(serving, key=rank) if serving else None
 
 
 def longest(layout: Layout, gib: float, load: Load, contexts: Sequence[int]) -> Option:
     """The layout with the longest of `contexts` that it serves; with the shortest where it serves none."""
-    # no release of 0.30 to 0.33 relays the drafter's inputs between stages
-    load = replace(load, speculative=load.speculative if layout.pp == 1 else 0)
+    # no release of 0.30 to 0.33 relays the drafter's inputs between stages; what is not stock is taken to do it
+    load = replace(load, speculative=load.speculative if layout.pp == 1 or not layout.stock else 0)
     least = replace(load, context=min(contexts))
     last = Option(memory.estimate(layout, gib, least), least)
     if not last.serves:
@@ -149,13 +150,15 @@ def longest(layout: Layout, gib: float, load: Load, contexts: Sequence[int]) -> 
     return last
 
 
-def _value(option: Option) -> tuple[float, ...]:
+def value(option: Option) -> tuple[float, ...]:
+    """What makes one partition of a layout better than another: it serves, longer contexts, more tokens, more room."""
     found = option.estimate
     room = min(found.usable - stage.total for stage in found.stages)
     return (option.serves, option.load.context if option.serves else 0, found.tokens, room)
 
 
-def _rank(option: Option) -> tuple[float, ...]:
+def rank(option: Option) -> tuple[float, ...]:
+    """The order of `pick`: the lowest first."""
     layout, load = option.estimate.layout, option.load
     short = load.context < _LONG
     return (layout.pp, -layout.tp, short, layout.expert_parallel, -load.context, -option.estimate.tokens)
@@ -189,16 +192,13 @@ def _none(gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> Advice:
 
 
 def what_would(gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> Iterator[str]:
-    """A shorter context or smaller batches, the fewest GPUs of this size, and the smallest size of this many."""
-    asked, *others = _changes(load, contexts)
-    for words, changed, tried in others:
-        if (found := _fits(gpus, gib, changed, tried)) is not None:
-            yield f"these GPUs with {words}: {found}"
-            break
+    """What asks for less, the fewest GPUs of this size, and the smallest size of this many."""
+    asked, *less, tight = _changes(load, contexts)
+    yield from _first([("these GPUs", gpus, gib)], (*less, tight))
     enough = math.ceil(_least(load) / (gib * load.utilization))
     counts = [count for count in _COUNTS if count > gpus and count >= enough]
     sizes = [size for size in _SIZES if size > gib and gpus * size * load.utilization >= _least(load)]
-    changes = (asked, *others[-1:])
+    changes = (asked, *less[-1:])
     yield from _first([(f"{count} GPUs of this size", count, gib) for count in counts], changes)
     yield from _first([(f"{gpus} GPUs of {size} GB", gpus, size) for size in sizes], changes)
 
@@ -207,18 +207,24 @@ _Change = tuple[str, Load, tuple[int, ...]]
 
 
 def _changes(load: Load, contexts: Sequence[int]) -> list[_Change]:
-    """What is asked for, and what asks for less: in words, the load, and the contexts to try."""
+    """What is asked for, and what asks for less and less: in words, the load, and the contexts to try."""
     shorter = tuple(one for one in CONTEXTS if one < min(contexts))
     small = replace(load, batched_tokens=min(load.batched_tokens, _SMALL_BATCH), concurrency=1.0)
+    tight = replace(small, batched_tokens=_TIGHT_BATCH, sequences=_TIGHT_SEQUENCES, speculative=0, vision=False,
+                    utilization=max(load.utilization, _TIGHT))  # fmt: skip
     batch = f"--max-num-batched-tokens {small.batched_tokens}"
-    found: list[_Change] = [
-        ("", load, tuple(contexts)),
+    flags = (
+        f"--gpu-memory-utilization {tight.utilization:g} --max-num-batched-tokens {_TIGHT_BATCH} --max-num-seqs {_TIGHT_SEQUENCES} "
+        "--speculative-tokens 0 --no-vision, within what is uncertain of this estimate"
+    )
+    less: list[_Change] = [
         ("a shorter context", load, shorter),
         ("one request at a time", replace(load, concurrency=1.0), (*contexts, *shorter)),
         (batch, small, tuple(contexts)),
         (f"{batch} and a shorter context" if shorter else batch, small, (*contexts, *shorter)),
     ]
-    return [one for index, one in enumerate(found) if one[2] and (one[1] != load or index < 2)]
+    less = [one for one in less if one[2] and (one[1] != load or one[2] == shorter)]
+    return [("", load, tuple(contexts)), *less, (flags, tight, (*contexts, *shorter))]
 
 
 def _first(machines: Sequence[tuple[str, int, float]], changes: Sequence[_Change]) -> Iterator[str]:

@@ -1,0 +1,311 @@
+"""`deepinfer plan`: which layouts some GPUs can serve, what each part takes, how many tokens the KV cache holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deepinfer_cli import outfile
+from deepinfer_cli.commands import doctor_serve, plan_table
+from deepinfer_cli.commands.options import TargetOptions
+from deepinfer_cli.detect import host
+from deepinfer_cli.detect.gpu import detect_gpus
+from deepinfer_cli.detect.target import Target
+from deepinfer_cli.errors import DeepInferError, ExitCode, UnsupportedError, UsageError
+from deepinfer_cli.output import Output
+from deepinfer_cli.planner import buffers, chart, vllm_check
+from deepinfer_cli.result import ErrorItem, Result
+from deepinfer_cli.serve import layout, memory, partition, reasons, recommend
+from deepinfer_cli.serve.command import serve_line
+from deepinfer_cli.serve.memory import Layout, Load
+from deepinfer_cli.serve.recommend import Option
+
+RELEASES = ("0.30.0", "0.31.0", "0.32.0", "0.33.0")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What `plan` was asked.
+
+    Attributes:
+        where: which vLLM decides the release, and checks the plan.
+        gpus, memory: GPUs and GiB of each; None: this machine's.
+        host: GiB of the host; None: this machine's, where its GPUs are planned for.
+        release: vLLM's version; None: the target's.
+        load: context length (None in `context`: the longest that fits), concurrency and the other settings.
+        layout, partition: one layout to explain.
+        expert_parallel: whole experts, slices, or both.
+        chart: file to draw to.
+        check: hold the pool against the target's own planner.
+    """
+
+    where: TargetOptions = field(default_factory=TargetOptions)
+    gpus: int | None = None
+    memory: float | None = None
+    host: float | None = None
+    release: str | None = None
+    context: int | None = None
+    load: Load = field(default_factory=Load)
+    layout: str | None = None
+    partition: str | None = None
+    expert_parallel: bool | None = None
+    chart: Path | None = None
+    check: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """GPUs, GiB of each, GiB of the host (None where it is not known), and whether they are this machine's."""
+
+    gpus: int
+    gib: float
+    host: float | None
+    here: bool
+
+
+def run(opts: PlanOptions, out: Output) -> Result:
+    """Plans, shows, draws.
+
+    Raises:
+        UsageError: what is asked for is impossible on any machine, and the nearest that is not.
+        UnsupportedError: there is no GPU to plan for, or no matplotlib.
+    """
+    if opts.chart is not None:
+        chart.check(opts.chart)
+        outfile.check(opts.chart)
+    target = _target(opts)
+    load = _load(opts, target)
+    tps = layout.parse(opts.layout) if opts.layout is not None else None
+    if opts.partition is not None and tps is None:
+        raise UsageError(
+            "--partition needs --layout", code="usage", hint="such as --layout tp4pp2 --partition 20,20"
+        )
+    sizes = layout.sizes(opts.partition, len(tps)) if tps else None
+    machine = _machine(opts, sum(tps) if tps else None)
+    contexts = recommend.lengths(opts.context)
+    if tps is not None:
+        one = layout.explain(tps, sizes, machine.gib, load, contexts, opts.expert_parallel)
+        found, best = [one], one if one.serves else None
+        refused = [
+            (one.estimate.layout.name, why) for why in reasons.refused(one.estimate.layout, load.release)
+        ]
+    else:
+        found = recommend.options(machine.gpus, machine.gib, load, contexts, opts.expert_parallel)
+        best = recommend.pick(found)
+        one = best or max(found, key=recommend.value)
+        refused = _refused(machine.gpus, load)
+    found.sort(key=lambda option: (not option.serves, recommend.rank(option)))
+    checked = _check(opts, target, one, out)
+    data = _data(machine, load, found, one, best, refused, checked)
+    plan_table.show(out, data, explained=tps is not None)
+    if opts.chart is not None:
+        outfile.write(opts.chart, chart.draw(data, opts.chart.suffix))
+        out.note(f"drawn to {opts.chart}")
+    return _result(data, machine, load, contexts, one, best)
+
+
+def _target(opts: PlanOptions) -> Target | None:
+    """The vLLM that is there; None where there is none, unless one was named."""
+    from deepinfer_cli.detect.vllm import find_target
+
+    try:
+        return find_target(target=opts.where.target, python=opts.where.python)
+    except DeepInferError:
+        if opts.where.target or opts.where.python:
+            raise
+        return None
+
+
+def _load(opts: PlanOptions, target: Target | None) -> Load:
+    from dataclasses import replace
+
+    release = opts.release or (target.version if target else None) or Load().release
+    if release not in RELEASES and opts.release is not None:
+        near = min(RELEASES, key=lambda one: abs(buffers.minor(one) - buffers.minor(release)))
+        raise UsageError(
+            f"--vllm {release}: no release that is known",
+            code="usage",
+            hint=f"{', '.join(RELEASES)}; --vllm {near}",
+        )
+    load = replace(opts.load, release=release)
+    positions = load.model.positions
+    if opts.context is not None and opts.context > positions:
+        raise UsageError(
+            f"--context {opts.context}: the model has {positions:,} positions",
+            code="context-too-long",
+            hint=f"the nearest is --context {positions}",
+        )
+    if load.utilization > 1:
+        raise UsageError(
+            f"--gpu-memory-utilization {load.utilization:g}: more than the whole card",
+            code="usage",
+            hint="0.92",
+        )
+    if load.batched_tokens < load.sequences:
+        raise UsageError(
+            f"--max-num-batched-tokens {load.batched_tokens} is less than --max-num-seqs {load.sequences}: vLLM refuses it",
+            code="usage",
+            hint=f"--max-num-seqs {load.batched_tokens}",
+        )
+    if load.block_size % 32:
+        raise UsageError(
+            f"--block-size {load.block_size}: no multiple of the window's 32 tokens",
+            code="usage",
+            hint="--block-size 128",
+        )
+    return load
+
+
+def _machine(opts: PlanOptions, needed: int | None) -> Machine:
+    """The GPUs to plan for: as given; else what is here.
+
+    Args:
+        needed: GPUs of the layout that is explained, which is what there is where only their memory is given.
+    """
+    gpus, gib = opts.gpus or (needed if opts.memory else None), opts.memory
+    here = gpus is None or gib is None
+    if here:
+        cards = doctor_serve.usable(detect_gpus())
+        sizes = [card.memory_bytes for card in cards if card.memory_bytes]
+        if not sizes:
+            raise UnsupportedError(
+                "there is no SM8x card here whose memory can be read",
+                code="gpu-not-found",
+                hint="say what to plan for, such as --gpus 8 --gpu-memory 80",
+            )
+        gpus, gib = gpus or len(cards), gib or min(sizes) / memory.GIB
+    assert gpus is not None and gib is not None
+    if needed is not None and needed > gpus:
+        raise UsageError(
+            f"--layout {opts.layout} takes {needed} GPUs, and there are {gpus}",
+            code="layout-impossible",
+            hint=f"--gpus {needed}, or leave --layout out to see what {gpus} can do",
+        )
+    total = host.memory_bytes() if here and opts.host is None else None
+    return Machine(gpus, gib, opts.host or (total / memory.GIB if total else None), here)
+
+
+def _refused(gpus: int, load: Load) -> list[tuple[str, str]]:
+    """Layouts of so many GPUs that nobody gets, and why."""
+    found: list[tuple[str, str]] = []
+    odd = [tp for tp in range(3, min(gpus, 8) + 1) if tp not in memory.TENSOR_PARALLEL]
+    if odd:
+        name = ", ".join(f"TP{tp}" for tp in odd)
+        found += [(name, next(reasons.refused(Layout(odd[0]), load.release)).partition(": ")[2])]
+    equal = [
+        n
+        for n in range(2, min(gpus, partition.MAX_STAGES) + 1)
+        if not partition.check(partition.even(n)).legal
+    ]
+    cuts = ", ".join(map(str, partition.CUTS))
+    if equal:
+        name = (
+            f"PP{equal[0]}" + (f" to PP{equal[-1]}" if len(equal) > 1 else "") + " in vLLM's own equal stages"
+        )
+        found.append((name, f"stages can begin at layers {cuts} only: elsewhere their layers share a KV cache with those before, "
+                            f"and vLLM 0.30 to 0.33 raises NotImplementedError; {partition.VARIABLE} names better ones"))  # fmt: skip
+    if gpus > partition.MAX_STAGES:
+        found.append((f"PP{partition.MAX_STAGES + 1} and more", f"stages can begin at layers {cuts} only"))
+    for known in (Layout(2, (14, 14, 12)), Layout(2, (14, 26), uneven=(2, 4))):
+        if known.gpus == gpus:
+            found.append((known.name, "; ".join(reasons.refused(known, load.release))))
+    if gpus > 1:
+        skipped = partition.skipped_engram((14, 6, 20), load.release)
+        if skipped:
+            found += [("PP with a first stage of 14 or fewer layers", why)
+                      for why in reasons.refused(Layout(1, (14, 6, 20)), load.release)]  # fmt: skip
+        if load.speculative:
+            found.append(
+                (
+                    "DSpark with PP",
+                    "vLLM 0.30 to 0.33 raises: the model does not hand the drafter's inputs on",
+                )
+            )
+    return found
+
+
+def _check(opts: PlanOptions, target: Target | None, one: Option, out: Output) -> dict[str, Any] | None:
+    """What the target's own planner says; None where it is not asked."""
+    if not opts.check or target is None or not one.estimate.layout.stock or not one.estimate.fits:
+        return None
+    if opts.release is not None and opts.release != target.version:
+        return None
+    with out.progress(None, "asking vLLM's own planner") as progress:
+        progress.say(f"asking the planner of vLLM {target.version}")
+        return vllm_check.ask(target, one.estimate, one.load)
+
+
+def _data(
+    machine: Machine,
+    load: Load,
+    found: Sequence[Option],
+    one: Option,
+    best: Option | None,
+    refused: Sequence[tuple[str, str]],
+    checked: dict[str, Any] | None,
+) -> dict[str, Any]:
+    stock = one.estimate.layout.stock and not any(reasons.refused(one.estimate.layout, load.release))
+    line = None
+    if best is not None and stock and load.block_size == memory.BLOCK_SIZE:
+        pages = reasons.huge_pages(best.estimate, best.load, machine.host)
+        line = serve_line(best.estimate.layout, best.load, huge_pages=pages)
+    return {
+        "gpus": machine.gpus,
+        "gpu_memory_gib": round(machine.gib, 2),
+        "host_memory_gib": machine.host and round(machine.host, 1),
+        "load": load.data(),
+        "layouts": [plan_table.option_data(option) for option in found],
+        "layout": plan_table.option_data(one),
+        "stock": stock,
+        "reasons": list(reasons.why(one.estimate, one.load, machine.gpus)),
+        "refused": [{"layout": name, "reason": why} for name, why in refused],
+        "host": plan_table.host_data(one, machine.host),
+        "notes": _notes(load, one, machine),
+        "line": line,
+        "check": checked,
+    }
+
+
+def _notes(load: Load, one: Option, machine: Machine) -> list[str]:
+    found = []
+    if load.block_size != memory.BLOCK_SIZE:
+        found.append(
+            f"blocks of {load.block_size}: the indexer's cache on SM8x has blocks of {memory.BLOCK_SIZE} and no other, so there "
+            "is no line (v1/attention/backends/mla/indexer.py)"
+        )
+    if load.release not in RELEASES:
+        found.append(f"vLLM {load.release} is not one of {', '.join(RELEASES)}: planned as the nearest")
+    needed = one.estimate.host.needed(huge_pages=load.huge_pages)
+    if machine.host is not None and not load.engram_on_gpu and machine.host < needed:
+        found.append(
+            f"the host has {machine.host:.0f} GiB, and {needed:.0f} are pinned: Engram's tables do not fit; --engram gpu puts "
+            "them on the GPUs"
+        )
+    return found
+
+
+def _result(
+    data: dict[str, Any],
+    machine: Machine,
+    load: Load,
+    contexts: Sequence[int],
+    one: Option,
+    best: Option | None,
+) -> Result:
+    if best is not None:
+        return Result("plan", data)
+    nearest = tuple(recommend.what_would(machine.gpus, machine.gib, load, contexts))
+    data["nearest"] = list(nearest)
+    what = f"{machine.gpus} x {machine.gib:g} GiB"
+    short = one.estimate.pool
+    reason = (
+        f"{one.estimate.layout.name} leaves {short.tokens:,} tokens, {short.concurrency:.2f} requests of "
+        f"{one.load.context:,}; {one.load.concurrency:g} are asked for"
+        if one.estimate.fits
+        else f"{one.estimate.arithmetic} at a context of {one.load.context:,}"
+    )
+    hint = "the nearest: " + "; or ".join(nearest) if nearest else "more GPUs, or larger ones"
+    item = ErrorItem("model-does-not-fit", f"{what} cannot serve it: {reason}", hint)
+    return Result("plan", data, ExitCode.UNSUPPORTED, (item,))

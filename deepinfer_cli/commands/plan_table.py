@@ -1,0 +1,153 @@
+"""What `deepinfer plan` shows: layouts, memory by part of each stage, the pool, the host, what is refused; and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from deepinfer_cli.output import Output
+from deepinfer_cli.render import Justify, Table, table
+from deepinfer_cli.serve.recommend import Option
+
+RIGHT: Justify = "right"
+
+
+def option_data(option: Option) -> dict[str, Any]:
+    """A layout with everything that is known about it."""
+    found, load = option.estimate, option.load
+    layout, pool = found.layout, found.pool
+    return {
+        "name": layout.name,
+        "tensor_parallel": list(layout.tps),
+        "partition": list(layout.partition),
+        "expert_parallel": layout.expert_parallel,
+        "gpus": layout.gpus,
+        "stock": layout.stock,
+        "status": status(option),
+        "context": load.context,
+        "speculative_tokens": load.speculative,
+        "usable_gib": round(found.usable, 3),
+        "stages": [
+            {
+                "layers": [stage.layers.start, stage.layers.stop - 1],
+                "tensor_parallel": stage.tp,
+                "parts_gib": {name: round(size, 3) for name, size in stage.parts.items()},
+                "sum_gib": round(stage.total, 3),
+                "kv_gib": round(max(found.usable - stage.total, 0.0), 3),
+                "block_bytes": stage.block_bytes,
+            }
+            for stage in found.stages
+        ],
+        "pool": {
+            "tokens": found.tokens,
+            "contexts": round(pool.concurrency, 4) if found.fits else 0.0,
+            "blocks": pool.blocks if found.fits else 0,
+            "request_blocks": pool.request_blocks,
+            "limiting_stage": pool.limiting + 1,
+            "groups": [[group.kind, len(group.pages)] for group in pool.groups],
+        },
+    }
+
+
+def status(option: Option) -> str:
+    """`serves`; `pool too small`; `does not fit`."""
+    if option.serves:
+        return "serves"
+    return "pool too small" if option.estimate.fits else "does not fit"
+
+
+def host_data(option: Option, total: float | None) -> dict[str, Any]:
+    """The host's memory in GiB."""
+    host = option.estimate.host
+    return {
+        "total_gib": total and round(total, 1),
+        "engram_gib": round(host.tables, 2),
+        "engram_rounded_gib": round(host.rounded, 2),
+        "token_ids_gib": round(host.tokens, 2),
+        "needed_gib": round(host.needed(huge_pages=option.load.huge_pages), 2),
+        "needed_rounded_gib": round(host.needed(huge_pages=False), 2),
+    }
+
+
+def show(out: Output, data: dict[str, Any], *, explained: bool) -> None:
+    """Prints the plan.
+
+    Args:
+        explained: one layout was asked for: there is no table of layouts.
+    """
+    if not explained:
+        out.table(_layouts(data))
+    out.table(_stages(data["layout"]))
+    for line in _lines(data):
+        out.line(line)
+    if data["refused"]:
+        rows = ((row["layout"], row["reason"]) for row in data["refused"])
+        out.table(table(("Refused", "Why"), rows, "Refused"))
+    if data["line"]:
+        out.line(data["line"])
+
+
+def _layouts(data: dict[str, Any]) -> Table:
+    headers = ("Layout", "Status", "GPUs", ("Without KV (GiB)", RIGHT), ("Of (GiB)", RIGHT),
+               ("Context", RIGHT), ("Pool (tokens)", RIGHT), ("Contexts", RIGHT), "DSpark")  # fmt: skip
+    rows = []
+    for one in data["layouts"]:
+        tight = max(stage["sum_gib"] for stage in one["stages"])
+        pool, fits = one["pool"], one["status"] != "does not fit"
+        rows.append((
+            one["name"], one["status"], one["gpus"], f"{tight:.1f}", f"{one['usable_gib']:.1f}",
+            f"{one['context']:,}" if fits else None, f"{pool['tokens']:,}" if fits else None,
+            f"{pool['contexts']:.2f}" if fits else None, one["speculative_tokens"] or None,
+        ))  # fmt: skip
+    title = f"{data['gpus']} x {data['gpu_memory_gib']:g} GiB, vLLM {data['load']['release']}: layouts, the best first"
+    return table(headers, rows, title)
+
+
+def _stages(one: dict[str, Any]) -> Table:
+    stages = one["stages"]
+    several = len(stages) > 1
+    headers = [
+        f"Stage {index}: layers {stage['layers'][0]}-{stage['layers'][1]}, TP{stage['tensor_parallel']} (GiB)"
+        if several
+        else f"Each of {one['gpus']} GPU{'s' if one['gpus'] > 1 else ''} (GiB)"
+        for index, stage in enumerate(stages, 1)
+    ]
+    parts = [name for name in stages[0]["parts_gib"] if any(stage["parts_gib"][name] for stage in stages)]
+    rows = [(name, *(f"{stage['parts_gib'][name]:.2f}" for stage in stages)) for name in parts]
+    rows.append(("without KV cache", *(f"{stage['sum_gib']:.2f}" for stage in stages)))
+    rows.append(
+        ("left for the KV cache", *(f"{one['usable_gib'] - stage['sum_gib']:.2f}" for stage in stages))
+    )
+    rows.append(("vLLM's share of the card", *(f"{one['usable_gib']:.2f}" for _ in stages)))
+    right: list[tuple[str, Justify]] = [(header, RIGHT) for header in headers]
+    return table(("Part", *right), rows, f"{one['name']}: memory of each GPU")
+
+
+def _lines(data: dict[str, Any]) -> Iterator[str]:
+    one, pool, host = data["layout"], data["layout"]["pool"], data["host"]
+    limits = f"; stage {pool['limiting_stage']} decides" if len(one["stages"]) > 1 else ""
+    yield (
+        f"KV pool: {pool['tokens']:,} tokens, {pool['contexts']:.2f} requests of {one['context']:,}: {pool['blocks']:,} blocks, "
+        f"of which one request may hold {pool['request_blocks']:,}{limits}"
+    )
+    if host["engram_gib"]:
+        total = f" of {host['total_gib']:.0f}" if host["total_gib"] else ""
+        yield (
+            f"Host memory: {host['needed_gib']:.0f} GiB{total} pinned: Engram {host['engram_gib']:.1f} "
+            f"({host['engram_rounded_gib']:.0f} as PyTorch rounds it up), token ids {host['token_ids_gib']:.1f}"
+        )
+    yield from (f"- {reason}" for reason in data["reasons"][1:])
+    yield from (f"note: {note}" for note in data["notes"])
+    if data["check"]:
+        yield _checked(data["check"], data["load"]["release"])
+    yield "Weights, tables, workspace and pool follow the model's shapes and vLLM's code; activations, graphs and libraries are estimates."
+
+
+def _checked(check: dict[str, Any], release: str) -> str:
+    if "error" in check:
+        return f"vLLM's own planner was not asked: {check['error']}"
+    verdict = "agrees" if check["agrees"] else "DIFFERS"
+    return (
+        f"The planner of vLLM {release} {verdict}: {check['tokens']:,} tokens, {check['concurrency']:.2f} requests, "
+        f"{check['blocks']:,} blocks from the same bytes"
+    )

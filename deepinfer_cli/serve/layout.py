@@ -1,0 +1,110 @@
+"""The names of layouts on a command line: `tp2pp3`, `TP4 x PP2`, `pp6`, `tp2+tp4`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from deepinfer_cli.errors import UsageError
+from deepinfer_cli.serve import memory, partition, recommend
+from deepinfer_cli.serve.memory import Layout, Load
+from deepinfer_cli.serve.recommend import Option
+
+_UNEVEN = re.compile(r"tp(\d+)((?:\+tp\d+)+)")
+_EVEN = re.compile(r"(?:tp(\d+))?x?(?:pp(\d+))?")
+
+
+def parse(text: str) -> tuple[int, ...]:
+    """GPUs of each stage.
+
+    Raises:
+        UsageError: it is no layout, or one whose TP does not divide the heads (`layout-impossible`).
+    """
+    words = text.lower().replace(" ", "").replace("(", "").replace(")", "")
+    if found := _UNEVEN.fullmatch(words):
+        tps = tuple(int(number) for number in re.findall(r"\d+", words))
+    elif (found := _EVEN.fullmatch(words)) and words:
+        tps = (int(found[1] or 1),) * int(found[2] or 1)
+    else:
+        raise UsageError(
+            f"{text!r} is no layout", code="layout-impossible", hint="such as tp8, tp4pp2, pp6 or tp2+tp4"
+        )
+    for tp in tps:
+        if tp not in memory.TENSOR_PARALLEL:
+            near = min(memory.TENSOR_PARALLEL, key=lambda one: (abs(one - tp), one))
+            raise UsageError(
+                f"TP{tp}: the model's 64 heads and 8 output groups must divide evenly, by 1, 2, 4 or 8",
+                code="layout-impossible",
+                hint=f"the nearest is --layout {words.replace(f'tp{tp}', f'tp{near}')}",
+            )
+    if not tps:
+        raise UsageError(f"{text!r} has no stage", code="layout-impossible", hint="at least pp1")
+    return tps
+
+
+def sizes(text: str | None, stages: int) -> tuple[int, ...] | None:
+    """The partition `text` for `stages`; None where none is given.
+
+    Raises:
+        UsageError: it does not have the model's layers, or as many stages (`partition-invalid`).
+    """
+    if text is None:
+        return None
+    try:
+        given = partition.parse(text)
+    except ValueError as error:
+        raise UsageError(str(error), code="partition-invalid", hint=_near(None, stages)) from None
+    verdict = partition.check(given, stages)
+    whole = len(given) == stages and min(given) >= 1 and sum(given) == partition.LAYERS
+    if not whole:
+        raise UsageError(
+            f"--partition {text}: {verdict.reason}",
+            code="partition-invalid",
+            hint=_near(verdict.nearest, stages),
+        )
+    return given
+
+
+def explain(
+    tps: Sequence[int],
+    given: tuple[int, ...] | None,
+    gib: float,
+    load: Load,
+    contexts: Sequence[int],
+    expert_parallel: bool | None,
+) -> Option:
+    """The layout with the partition that is given; without one, with the partition that serves the most.
+
+    Raises:
+        UsageError: no partition into so many stages is legal (`layout-impossible`).
+    """
+    uneven = tuple(tps) if len(set(tps)) > 1 else ()
+    stages = len(tps)
+    choices = [given] if given else list(partition.legal(stages))
+    if uneven and not given:
+        choices = [(first, partition.LAYERS - first) for first in range(1, partition.LAYERS)]
+    if not choices or (uneven and stages > 2 and not given):
+        raise UsageError(
+            f"PP{stages}: stock vLLM builds the model in at most {partition.MAX_STAGES} stages"
+            if not uneven
+            else f"{stages} stages of different TP need --partition",
+            code="layout-impossible",
+            hint=f"pp{partition.MAX_STAGES}, or --partition with layers for each stage: its numbers are shown all the same",
+        )
+    kinds = (expert_parallel or False,) if expert_parallel is not None or max(tps) == 1 else (False, True)
+    best = None
+    for whole in kinds:
+        found = [
+            recommend.longest(Layout(tps[0], sizes, whole, uneven), gib, load, contexts) for sizes in choices
+        ]
+        best = max([*([best] if best else []), *found], key=recommend.value)
+        # slices are vLLM's own way, and what the overlay was tested with
+        if best.serves:
+            break
+    assert best is not None
+    return best
+
+
+def _near(near: tuple[int, ...] | None, stages: int) -> str:
+    found = near or next(iter(partition.legal(stages)), (partition.LAYERS,))
+    return f"the nearest that stock builds is --partition {partition.text(found)}"

@@ -1,0 +1,221 @@
+"""`deepinfer plan` as a user runs it: on machines that are said or made up, and what is impossible on any."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepinfer_cli.commands import plan as command
+from deepinfer_cli.detect import host
+from deepinfer_cli.detect.gpu import Gpu, GpuReport
+from deepinfer_cli.planner import chart
+from deepinfer_cli.serve import settings
+from deepinfer_cli.serve.line import parse_options
+from tests.cli.conftest import Cli, Run
+from tests.conftest import FakeVllm
+
+Plan = Callable[..., Run]
+PUBLISHED = ("--layout", "tp2pp3", "--partition", "14,14,12")
+
+
+@pytest.fixture
+def plan(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """`plan("--gpus", 8, …)` on a machine without GPUs, without asking any vLLM."""
+    monkeypatch.setattr(command, "detect_gpus", lambda: GpuReport((), None, None, "none", None, None))
+    return lambda *words: cli("plan", "--no-check", *words)
+
+
+def of(gpus: int, gib: float) -> tuple[object, ...]:
+    return ("--gpus", gpus, "--gpu-memory", gib)
+
+
+def data(run: Run) -> dict[str, Any]:
+    found: dict[str, Any] = run.document["data"]
+    return found
+
+
+def test_eight_a100_80_get_layouts_a_pool_and_a_line(plan: Plan) -> None:
+    run = plan(*of(8, 80))
+    assert run.code == 0
+    assert run.out.splitlines()[1].startswith("TP8\tserves\t8\t")
+    assert "TP3, TP5, TP6, TP7\t64 heads and 8 output groups must divide evenly, by 1, 2, 4 or 8" in run.out
+    line = run.out.splitlines()[-1]
+    assert (
+        line.startswith("vllm serve ")
+        and settings.check(settings.Settings({}, parse_options(shlex.split(line)))) == []
+    )
+    found = data(plan(*of(8, 80), "--json"))
+    assert found["line"] == line and found["layout"]["name"] == "TP8"
+    (stage,) = found["layout"]["stages"]
+    assert sum(stage["parts_gib"].values()) == pytest.approx(stage["sum_gib"], abs=0.01)
+    assert stage["sum_gib"] + stage["kv_gib"] == pytest.approx(found["layout"]["usable_gib"], abs=0.01)
+    assert found["layout"]["pool"]["tokens"] > 6_000_000
+
+
+def test_doctor_says_the_same(plan: Plan, cli: Cli, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepinfer_cli.commands import doctor
+
+    cards = tuple(Gpu(i, "NVIDIA Card", f"GPU-{i}", (8, 0), 80 * 2**30) for i in range(8))
+    report = GpuReport(cards, "580.65.06", "13.0", "nvml", None, None)
+    for module in (doctor, command):
+        monkeypatch.setattr(module, "detect_gpus", lambda: report)
+    monkeypatch.setattr(host, "memory_bytes", lambda: 256 * 2**30)
+    for name in ("VLLM_PP_LAYER_PARTITION",):
+        monkeypatch.delenv(name, raising=False)
+    theirs = cli("doctor", "--target", fake.site, "--json").document["data"]["serve"]
+    ours = data(plan("--target", fake.site, "--json"))
+    assert ours["line"] == theirs["line"] and '"use_thp": true' in ours["line"]
+    assert ours["layout"]["pool"]["tokens"] == theirs["layout"]["tokens"]
+    assert ours["gpus"] == 8 and ours["load"]["release"] == fake.version
+
+
+def test_one_layout_is_explained_stage_by_stage(plan: Plan) -> None:
+    run = plan(*of(8, 80), "--layout", "TP4 x PP2", "--context", 131_072)
+    assert run.code == 0
+    header = run.out.splitlines()[0].split("\t")
+    assert header == ["Part", "Stage 1: layers 0-19, TP4 (GiB)", "Stage 2: layers 20-39, TP4 (GiB)"]
+    assert "into 576, which Marlin pads to 640: 11 % more" in run.out
+    assert "VLLM_PP_LAYER_PARTITION=20,20 vllm serve" in run.out
+    assert "stage 2 decides" in run.out or "stage 1 decides" in run.out
+
+
+def test_the_published_layout_is_shown_though_stock_refuses_it(plan: Plan) -> None:
+    run = plan(
+        "--gpu-memory", 64, *PUBLISHED, "--gpu-memory-utilization", 0.95, "--max-num-batched-tokens", 2048
+    )
+    assert run.code == 0 and "vllm serve" not in run.out
+    assert "needs a vLLM that relays or replicates the caches of layer 20" in run.out
+    assert "published layout of six GPUs" in run.out and "planned with DSpark, 5 tokens a step" in run.out
+    found = data(plan("--gpu-memory", 64, *PUBLISHED, "--json"))
+    assert (found["gpus"], found["stock"], found["line"]) == (6, False, None)
+    assert found["layout"]["stages"][2]["layers"] == [28, 39]
+
+
+def test_stages_of_different_tp_are_shown_and_are_not_possible(plan: Plan) -> None:
+    run = plan("--gpu-memory", 64, "--layout", "tp2+tp4", "--gpu-memory-utilization", 0.95)
+    assert "TP2 (GiB)" in run.out and "TP4 (GiB)" in run.out
+    assert "one --tensor-parallel-size for all stages" in run.out and "vllm serve" not in run.out
+
+
+def test_six_stages_of_one_gpu_say_what_single_stream_decode_does(plan: Plan) -> None:
+    run = plan(*of(6, 200), "--layout", "pp6")
+    assert (
+        "every token crosses 6 stages one after the other, and in single-stream decode one GPU works"
+        in run.out
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "error", "hint"),
+    [
+        (of(1, 24), 3, "model-does-not-fit", "16 GPUs of this size with --max-num-batched-tokens 2048"),
+        ((*of(8, 80), "--layout", "tp3"), 2, "layout-impossible", "--layout tp2"),
+        ((*of(8, 80), "--layout", "tp3pp2"), 2, "layout-impossible", "--layout tp2pp2"),
+        ((*of(8, 80), "--layout", "pp7"), 2, "layout-impossible", "pp6"),
+        ((*of(8, 80), "--layout", "eight"), 2, "layout-impossible", "tp8"),
+        ((*of(4, 80), "--layout", "tp8"), 2, "layout-impossible", "--gpus 8"),
+        ((*of(8, 80), "--context", 2_000_000), 2, "context-too-long", "--context 1048576"),
+        ((*of(8, 80), "--layout", "tp4pp2", "--partition", "20,21"), 2, "partition-invalid", "--partition 20,20"),
+        ((*of(8, 80), "--layout", "tp2pp3", "--partition", "20,20"), 2, "partition-invalid", "--partition 8,12,20"),
+        ((*of(8, 80), "--layout", "tp4pp2", "--partition", "half"), 2, "partition-invalid", "--partition 20,20"),
+        ((*of(8, 80), "--partition", "20,20"), 2, "usage", "--layout tp4pp2"),
+        ((*of(8, 80), "--vllm", "0.29.0"), 2, "usage", "--vllm 0.30.0"),
+        ((*of(8, 80), "--gpu-memory-utilization", 1.5), 2, "usage", "0.92"),
+        ((*of(8, 80), "--max-num-batched-tokens", 128), 2, "usage", "--max-num-seqs 128"),
+        ((*of(8, 80), "--block-size", 100), 2, "usage", "--block-size 128"),
+        ((*of(8, 80), "--chart", "plan.pdf"), 2, "usage", "--chart plan.png"),
+        (("--gpus", 8), 3, "gpu-not-found", "--gpus 8 --gpu-memory 80"),
+    ],
+)  # fmt: skip
+def test_what_is_impossible_says_so_and_what_is_nearest(
+    plan: Plan, words: tuple[object, ...], code: int, error: str, hint: str
+) -> None:
+    run = plan(*words)
+    assert run.code == code
+    assert f"error[{error}]: " in run.err
+    assert any(line.startswith("hint: ") and hint in line for line in run.err.splitlines()), run.err
+
+
+def test_the_nearest_can_be_planned(plan: Plan) -> None:
+    assert plan(*of(16, 24), "--max-num-batched-tokens", 2_048).code == 0
+    tight = plan(*of(8, 39.59)).err
+    words = shlex.split(tight.partition("these GPUs with ")[2].partition(", within")[0])
+    run = plan(*of(8, 39.59), *words)
+    assert run.code == 0 and "vllm serve" in run.out and '{"image": 0}' in run.out
+
+
+def test_options_change_the_line_and_the_numbers(plan: Plan) -> None:
+    base = data(plan(*of(8, 80), "--json"))
+    for words, part in (
+        (("--no-vision",), "--limit-mm-per-prompt '{\"image\": 0}'"),
+        (("--engram", "gpu", "--gpu-memory", 200), '{"cpu_offload": false}'),
+        (("--speculative-tokens", 3), '"num_speculative_tokens": 3'),
+        (("--max-num-batched-tokens", 4096), "--max-num-batched-tokens 4096"),
+        (("--max-num-seqs", 64), "--max-num-seqs 64"),
+        (("--gpu-memory-utilization", 0.9), "--gpu-memory-utilization 0.9"),
+        (("--context", 262_144), "--max-model-len 262144"),
+        (("--expert-parallel",), "--enable-expert-parallel"),
+        (("--host-memory", 256), '"use_thp": true'),
+    ):
+        found = data(plan(*of(8, 80), *words, "--json"))
+        assert part in found["line"], words
+        assert found["layout"] != base["layout"] or words[0] in ("--host-memory", "--speculative-tokens"), (
+            words
+        )
+    assert data(plan(*of(8, 80), "--speculative-tokens", 0, "--json"))["layout"]["speculative_tokens"] == 0
+
+
+def test_a_release_before_033_refuses_stages_that_lose_engram(plan: Plan) -> None:
+    run = plan(*of(8, 80), "--vllm", "0.32.0")
+    assert "passes over Engram in layer 14" in run.out and "(14,6,20)\tserves" not in run.out
+    lost = plan(
+        *of(8, 80), "--vllm", "0.32.0", "--layout", "tp2pp3", "--partition", "14,6,20", "--context", 32_768
+    )
+    assert "stages after the first are given no token ids" in lost.out
+
+
+def test_a_block_size_that_sm8x_has_not_is_shown_without_a_line(plan: Plan) -> None:
+    run = plan(*of(8, 80), "--block-size", 64)
+    assert run.code == 0 and "vllm serve" not in run.out and "blocks of 64" in run.out
+
+
+def test_a_host_that_is_too_small_is_said(plan: Plan) -> None:
+    assert "note: the host has 128 GiB" in plan(*of(8, 80), "--host-memory", 128).out
+
+
+def test_a_chart_is_drawn_and_is_the_same_every_time(plan: Plan, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for suffix, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
+        one, two = (tmp_path / f"{name}.{suffix}" for name in "ab")
+        for path in (one, two):
+            assert plan(*of(8, 80), "--chart", path).code == 0
+        assert one.read_bytes().startswith(start) and one.read_bytes() == two.read_bytes()
+    text = (tmp_path / "a.svg").read_text()
+    assert (
+        "TP4 x PP2 (20,20), stage 2" in text
+        and "KV pool, million tokens" in text
+        and "planned, not measured" in text
+    )
+
+
+def test_without_matplotlib_nothing_is_planned(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    run = plan(*of(8, 80), "--chart", tmp_path / "plan.png")
+    assert (run.code, run.out) == (3, "")
+    assert "error[matplotlib-missing]" in run.err and "pip install 'deepinfer[bench]'" in run.err
+    with pytest.raises(Exception, match="matplotlib"):
+        chart.check(tmp_path / "plan.svg")
+
+
+def test_the_document_of_a_plan_that_fails(plan: Plan) -> None:
+    document = plan(*of(8, 24), "--json").document
+    assert (document["status"], document["exit_code"]) == ("partial", 3)
+    assert document["errors"][0]["code"] == "model-does-not-fit" and document["data"]["nearest"]
+    assert document["data"]["line"] is None and document["data"]["layouts"]
