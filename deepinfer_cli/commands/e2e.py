@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deepinfer_cli.commands import common
+from deepinfer_cli.commands import e2e_table
 from deepinfer_cli.detect.gpu import SERVED
 from deepinfer_cli.detect.target import Target, TargetKind
-from deepinfer_cli.errors import ExitCode, FailedError, UnsupportedError
+from deepinfer_cli.errors import FailedError, UnsupportedError
 from deepinfer_cli.output import Output
 from deepinfer_cli.overlay import payload
-from deepinfer_cli.render import Justify, plural, table
-from deepinfer_cli.result import ErrorItem, Result
+from deepinfer_cli.render import Justify, table
+from deepinfer_cli.result import Result
 from deepinfer_cli.validate import runner, verify
 from deepinfer_cli.validate.e2e import compare, drive, plan
 
@@ -210,9 +209,9 @@ def _path(opts: E2eOptions) -> tuple[Path, ...]:
 def _finish(opts: E2eOptions, out: Output, arch: str, outcome: Outcome) -> Result:
     numbers: list[tuple[str, Justify]] = [(name, RIGHT) for name in ("Prompts", "Mean", "RMS", "p99", "Most")]
     headers: list[str | tuple[str, Justify]] = ["Run", "Check", "Phase", *numbers, "Status"]
-    out.table(table(headers, rows(outcome.findings)))
+    out.table(table(headers, e2e_table.rows(outcome.findings)))
     for document_ in outcome.documents:
-        out.line(facts(document_))
+        out.line(e2e_table.facts(document_))
     for name, reason in outcome.not_run:
         out.line(f"not run: {name}: {reason}")
     for note in outcome.notes:
@@ -226,63 +225,4 @@ def _finish(opts: E2eOptions, out: Output, arch: str, outcome: Outcome) -> Resul
     passed = len(outcome.findings) - len(outcome.failed)
     seconds = sum(float(one["seconds"]) for one in outcome.documents)
     out.line(f"end to end: {passed} passed, {len(outcome.failed)} failed in {seconds:.0f} s")
-    return Result("verify", _data(opts, arch, outcome), *_verdict(outcome))
-
-
-def rows(findings: Iterable[tuple[str, compare.Finding]]) -> list[tuple[object, ...]]:
-    """One row for all prompts of a run, a check and a phase: how many, and the worst."""
-    grouped: dict[tuple[str, str, str], list[compare.Finding]] = {}
-    for name, finding in findings:
-        grouped.setdefault((name, finding.kind, finding.phase), []).append(finding)
-    result: list[tuple[object, ...]] = []
-    for key, group in grouped.items():
-        numbers = [
-            max((value for one in group if (value := getattr(one, name)) is not None), default=None)
-            for name in ("mean", "rms", "p99", "largest")
-        ]
-        shown = [None if value is None else f"{value:.2e}" for value in numbers]
-        status = "passed" if all(one.ok for one in group) else "failed"
-        result.append((*key, len(group), *shown, status))
-    return result
-
-
-def facts(document_: dict[str, Any]) -> str:
-    """One line about a run: how long, KV cache, step times."""
-    answer, times = document_["answer"] or {}, document_["phases"].get("times", {})
-    parts = [f"{document_['name']}: {document_['seconds']:.0f} s"]
-    if answer.get("kv_blocks"):
-        tokens = f" ({document_['kv_tokens']:,} tokens)" if document_["kv_tokens"] else ""
-        parts.append(f"{answer['kv_blocks']:,} KV blocks{tokens}")
-    parts += [
-        f"{name.removesuffix('_ms').replace('_', ' of ')} {times[name]['median']:.2f} ms"
-        for name in times
-        if name.endswith("_ms")
-    ]
-    return ", ".join(parts)
-
-
-def _verdict(outcome: Outcome) -> tuple[ExitCode, tuple[ErrorItem, ...]]:
-    if not outcome.failed:
-        return ExitCode.OK, ()
-    names = tuple(
-        dict.fromkeys(f"{name} {finding.kind} {finding.phase}".strip() for name, finding in outcome.failed)
-    )
-    what = f"end to end, {plural(len(outcome.failed), 'check')} failed"
-    return ExitCode.FAILED, (
-        ErrorItem("verify-failed", what, "the lines above say which, and the logs why", names),
-    )
-
-
-def _data(opts: E2eOptions, arch: str, outcome: Outcome) -> dict[str, Any]:
-    return {
-        "target": common.target_data(opts.target),
-        "python": str(opts.python),
-        "arch": arch,
-        "tolerances": {
-            "mean": compare.MEAN, "rms": compare.RMS, "p99": compare.P99, "decode_rms": compare.DECODE_RMS,
-        },
-        "findings": [{"run": name, **finding.to_json()} for name, finding in outcome.findings],
-        "runs": outcome.documents,
-        "not_run": [{"configuration": name, "reason": reason} for name, reason in outcome.not_run],
-        "notes": outcome.notes,
-    }  # fmt: skip
+    return Result("verify", e2e_table.data(opts, arch, outcome), *e2e_table.verdict(outcome))

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepinfer_cli.commands import common, livecheck
+from deepinfer_cli.commands import common, install_show, install_wheel, livecheck
 from deepinfer_cli.commands.options import TargetOptions
 from deepinfer_cli.detect.arch import ArchDecision, resolve_archs
 from deepinfer_cli.detect.gpu import GpuReport, detect_gpus
 from deepinfer_cli.detect.target import Target
-from deepinfer_cli.errors import ExitCode, RefusedError, UnsupportedError, UsageError
+from deepinfer_cli.errors import ExitCode, UnsupportedError, UsageError
 from deepinfer_cli.output import Output
-from deepinfer_cli.overlay.changes import Action
 from deepinfer_cli.overlay.plan import Plan
 from deepinfer_cli.overlay.record import Record
-from deepinfer_cli.render import joined, plural, size, table
+from deepinfer_cli.render import plural, size, table
 from deepinfer_cli.result import ErrorItem, Result
 
 if TYPE_CHECKING:
@@ -55,16 +54,16 @@ def run(opts: InstallOptions, out: Output) -> Result:
     decision = resolve_archs(gpus, opts.arch)
     for text in decision.warnings:
         out.warn(text)
-    target = _target(opts, out)
+    target = install_wheel.target_of(opts, out)
     if opts.dry_run:
         return _dry_run(opts, out, target, decision)
     asked = False
-    if opts.into and not _is_there(opts.into):
+    if opts.into and not install_wheel.is_there(opts.into):
         # what is refused or declined leaves no tree behind
         _, plan = _plan(target, opts)
-        _show(plan, decision, out, silent=out.quiet and opts.yes)
+        install_show.show(plan, decision, out, silent=out.quiet and opts.yes)
         out.require_yes(f"Install into {opts.into}?", yes=opts.yes)
-        target, asked = _fetch(opts, out), True
+        target, asked = install_wheel.fetch(opts, out), True
     with common.interruptible(target, opts.where):
         return _install(opts, out, gpus, decision, target, asked=asked)
 
@@ -88,7 +87,7 @@ def _install(
             before, plan = _plan(target, opts)
             already = _is_done(before, plan)
             if not already and not asked:
-                _show(plan, decision, out, silent=out.quiet and opts.yes)
+                install_show.show(plan, decision, out, silent=out.quiet and opts.yes)
                 question = "Adopt this overlay?" if plan.adopts else f"Install into {target.root}?"
                 out.require_yes(question, yes=opts.yes)
             record = _apply(plan, decision, opts, out)
@@ -114,62 +113,6 @@ def _check(opts: InstallOptions) -> None:
         raise UsageError("--wheel makes its own target; leave --target out", code="usage")
 
 
-def _target(opts: InstallOptions, out: Output) -> Target:
-    if opts.wheel is None or opts.into is None:
-        return common.locate(opts.where, out)
-
-    from deepinfer_cli.detect.vllm import find_target
-    from deepinfer_cli.detect.wheel import cached_tree, check_folder
-    from deepinfer_cli.overlay.signals import interruptible
-
-    if _is_there(opts.into):
-        target = find_target(target=opts.into, python=opts.where.python)
-        if not _same_version(target.version, opts.wheel):
-            raise RefusedError(
-                f"{opts.into} holds vLLM {target.version}, not {opts.wheel}",
-                code="into-not-empty",
-                hint="name another folder with --into",
-            )
-    else:
-        check_folder(opts.into.resolve())
-        with interruptible(), out.progress(None, f"vLLM {opts.wheel}") as progress:
-            root = cached_tree(opts.wheel, on_progress=progress.say)
-        target = find_target(target=root, python=opts.where.python)
-    target = replace(target, reason=f"the files of the vLLM {opts.wheel} wheel")
-    common.announce(replace(target, root=opts.into.resolve() / "vllm"), out)
-    return target
-
-
-def _is_there(into: Path) -> bool:
-    """Whether an earlier run has put its tree there."""
-    return (into / "vllm" / "__init__.py").is_file()
-
-
-def _fetch(opts: InstallOptions, out: Output) -> Target:
-    """The tree, unpacked where it is to be."""
-    from deepinfer_cli.detect.vllm import find_target
-    from deepinfer_cli.detect.wheel import fetch_tree
-    from deepinfer_cli.overlay.signals import interruptible
-
-    assert opts.wheel is not None
-    assert opts.into is not None
-    # SIGTERM, too, must not leave half a tree
-    with interruptible(), out.progress(None, f"vLLM {opts.wheel}") as progress:
-        root = fetch_tree(opts.wheel, opts.into, on_progress=progress.say)
-    target = find_target(target=root, python=opts.where.python)
-    return replace(target, reason=f"the files of the vLLM {opts.wheel} wheel")
-
-
-def _same_version(found: str | None, asked: str) -> bool:
-    from packaging.version import InvalidVersion, Version
-
-    try:
-        # `0.33` is 0.33.0 to pip
-        return found is not None and Version(found) == Version(asked)
-    except InvalidVersion:
-        return found == asked
-
-
 def _dry_run(opts: InstallOptions, out: Output, target: Target, decision: ArchDecision) -> Result:
     common.refuse_pending(target, opts.where)
     from deepinfer_cli.overlay.state import refuse_links, refuse_unwritable
@@ -181,13 +124,13 @@ def _dry_run(opts: InstallOptions, out: Output, target: Target, decision: ArchDe
         refuse_unwritable(target.parent, target.state_dir, paths)
     already = _is_done(record, plan)
     if record is None or not already:
-        _show(plan, decision, out)
+        install_show.show(plan, decision, out)
         out.line(f"dry run: nothing was written; {plural(len(plan.writes), 'file')} would change")
     else:
-        out.line(_already(record))
-        if _new_archs(record, decision):
-            out.line(_for_archs("would be", record.arch, decision.archs))
-        _warn_lost(plan, out)
+        out.line(install_show.already(record))
+        if install_show.new_archs(record, decision):
+            out.line(install_show.for_archs("would be", record.arch, decision.archs))
+        install_show.warn_lost(plan, out)
     if opts.clear_caches:
         _show_caches(out, "would clear")
     data = {"dry_run": True, "target": common.target_data(target), "archs": list(decision.archs)}
@@ -210,30 +153,6 @@ def _is_done(record: Record | None, plan: Plan) -> bool:
     return record is not None and not (plan.writes or plan.accepts)
 
 
-def _show(plan: Plan, decision: ArchDecision, out: Output, *, silent: bool = False) -> None:
-    if not silent:
-        for content in common.plan_tables(plan, every_file=bool(out.verbose)):
-            out.table(content)
-        out.line(f"for {joined(decision.archs)} ({decision.reason})")
-        out.line(common.match_text(plan.match, plan.release, plan.target.version))
-    if plan.upgrade_from:
-        verb = "downgrades" if _is_older(plan.overlay_version, plan.upgrade_from) else "upgrades"
-        out.line(f"{verb} overlay {plan.upgrade_from} to {plan.overlay_version}")
-    for change in plan.accepts:
-        out.warn(f"{change.path} was edited: it stays as it is, and rollback gives it back with the edit")
-    for text in plan.notes:
-        out.warn(text)
-
-
-def _is_older(version: str, other: str) -> bool:
-    from packaging.version import InvalidVersion, Version
-
-    try:
-        return Version(version) < Version(other)
-    except InvalidVersion:
-        return False
-
-
 def _apply(plan: Plan, decision: ArchDecision, opts: InstallOptions, out: Output) -> Record:
     from deepinfer_cli.overlay.transaction import apply_install
 
@@ -243,35 +162,6 @@ def _apply(plan: Plan, decision: ArchDecision, opts: InstallOptions, out: Output
             archs=decision.archs,
             on_step=lambda name, number, total: progress.advance(f"{name} {number}/{total}"),
         )
-
-
-def _already(record: Record) -> str:
-    return f"already installed: overlay {record.overlay_version}, {joined(record.ops) or 'no ops'}"
-
-
-def _new_archs(record: Record, decision: ArchDecision) -> bool:
-    """Whether an install writes down other architectures, where it finds all files in place."""
-    return not set(decision.archs) <= set(record.arch)
-
-
-def _for_archs(verb: str, before: tuple[str, ...], after: tuple[str, ...]) -> str:
-    return f"it {verb} recorded as installed for {joined(after)}, before for {joined(before)}; no other file changes"
-
-
-def _say_done(out: Output, record: Record, before: Record | None, decision: ArchDecision) -> None:
-    """That all files were in place, and what became of the record all the same."""
-    out.line(_already(record))
-    if before is not None and before.arch != record.arch:
-        out.line(_for_archs("is now", before.arch, record.arch))
-    elif _new_archs(record, decision):
-        out.warn(f"it stays recorded as installed for {joined(record.arch)}: nothing can be written there")
-
-
-def _warn_lost(plan: Plan, out: Output) -> None:
-    from deepinfer_cli.overlay.plan import lost_notes
-
-    for text in lost_notes(plan.ops):
-        out.warn(text)
 
 
 def _report(
@@ -289,11 +179,11 @@ def _report(
     target = plan.target
     kept = record.kept[len(before.kept) if before else 0 :]
     if already:
-        _say_done(out, record, before, decision)
-        _warn_lost(plan, out)
+        install_show.say_done(out, record, before, decision)
+        install_show.warn_lost(plan, out)
     else:
         verb = "adopted" if plan.adopts else "installed"
-        out.line(f"{verb} overlay {record.overlay_version} in {target.root}: {_counts(plan)}")
+        out.line(f"{verb} overlay {record.overlay_version} in {target.root}: {install_show.counts(plan)}")
     for path in kept:
         out.warn(f"your edited file was kept as {path}")
     check = livecheck.check(target, record, gpus) if opts.verify else livecheck.not_asked()
@@ -319,19 +209,6 @@ def _report(
         where = TargetOptions(target.parent, opts.where.python) if opts.into else opts.where
         out.note(f"next: deepinfer verify{common.with_own_python(where, target).arguments}")
     return Result("install", data)
-
-
-def _counts(plan: Plan) -> str:
-    """What was written, in words."""
-    words = {Action.ADD: "added", Action.REPLACE: "replaced", Action.REMOVE: "removed"}
-    counts: dict[str, int] = {}
-    for change in plan.writes:
-        word = "edited" if change.owner == "hook" else words[change.action]
-        counts[word] = counts.get(word, 0) + 1
-    return (
-        ", ".join(f"{plural(count, 'file')} {word}" for word, count in sorted(counts.items()))
-        or "nothing to write"
-    )
 
 
 def _clear_caches(opts: InstallOptions, out: Output) -> list[dict[str, Any]]:
