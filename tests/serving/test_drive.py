@@ -74,7 +74,9 @@ def test_rounds_start_the_servers_in_turn(request_of, tmp_path, nothing_left):
     # A, then B for two rounds, then A again
     assert [server["name"] for server in measured.servers] == ["overlay", "enable-only", "overlay"]
     assert nothing_left() == 6
-    assert len({server["log"] for server in measured.servers}) == 3
+    logs = {server["log"] for server in measured.servers}
+    assert logs == {"overlay/server.log", "enable-only/server.log", "overlay/server-2.log"}
+    assert measured.servers[0]["command"][:3] == ["vllm", "serve", "some/model"]
     found = drive.result_rows(request, measured)
     assert {len(row["runs"]) for row in found if row["workload"] == plan.PREFILL} == {2}
     assert found[0]["overlay"]["overlay"]["state"] == "live"

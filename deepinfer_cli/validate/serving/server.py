@@ -16,7 +16,7 @@ from deepinfer_cli.validate.serving.process import HOST, Guarded, tail
 
 LOG = "server.log"
 TAIL_LINES = 15
-_POLL_S = 0.5
+_POLL_S = 0.2
 _EVERY_S = 15.0
 # the last line of a traceback, however the log prefixes it
 _ERROR = re.compile(r"(?:^|[\])] ?|\s)((?:[a-zA-Z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit): .+)$")
@@ -117,16 +117,18 @@ class Server:
         return self._process.stop()
 
     def to_json(self) -> dict[str, Any]:
-        """What the result file says of it."""
+        """What the result file says of it; paths as the folder of logs has them."""
         overlay, kv_tokens = live.read(self.log)
+        folder = f"{self.log.parents[1]}/"
+        served = self.command[self.command.index("serve") :]
         return {
             "name": self.side.name,
-            "command": self.command,
+            "command": ["vllm", *(word.replace(folder, "") for word in served)],
             "switched_off": list(self.side.off),
             "start_s": self.start_s,
             "kv_tokens": kv_tokens,
             "overlay": overlay.to_json(),
-            "log": str(self.log),
+            "log": str(self.log).replace(folder, ""),
         }
 
 
