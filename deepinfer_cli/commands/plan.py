@@ -277,6 +277,8 @@ def _notes(load: Load, one: Option, machine: Machine) -> list[str]:
         )
     if load.release not in RELEASES:
         found.append(f"vLLM {load.release} is not one of {', '.join(RELEASES)}: planned as the nearest")
+    if (logits := reasons.decode_logits(one.estimate, one.load)) is not None:
+        found.append(logits)
     needed = one.estimate.host.needed(huge_pages=load.huge_pages)
     if machine.host is not None and not load.engram_on_gpu and machine.host < needed:
         found.append(

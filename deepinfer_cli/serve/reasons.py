@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deepinfer_cli.planner import weights
+from deepinfer_cli.planner import buffers, weights
 from deepinfer_cli.serve import memory, partition
 from deepinfer_cli.serve.memory import Estimate, Layout, Load
 
@@ -95,6 +95,24 @@ def huge_pages(found: Estimate, load: Load, host: float | None) -> bool:
     if load.engram_on_gpu or not load.huge_pages or host is None:
         return False
     return host < found.host.needed(huge_pages=False) + HOST_ROOM
+
+
+def decode_logits(found: Estimate, load: Load) -> str | None:
+    """That the indexer's logits can outgrow what vLLM's dummy pass has counted; None where they cannot.
+
+    One float32 for each position and decoded token (`layers/sparse_attn_indexer.py`): the pass counts one block of them,
+    and a decode step may take its activations' place.
+    """
+    counted = found.stages[-1].parts["activations"]
+    each = (1 + load.speculative) * load.context * buffers.FLOAT32 / memory.GIB
+    if found.pool.blocks < 1 or load.sequences * each <= counted:
+        return None
+    outside = found.memory - found.usable
+    return (
+        f"{load.sequences} sequences decoding at once take {load.sequences * each:.1f} GiB of indexer logits (4 bytes for each token "
+        f"and position), of which vLLM counts {counted:.1f}; the rest comes out of the {outside:.1f} GiB outside its share: "
+        f"--max-num-seqs {max(int(counted / each), 1)} or less stays inside"
+    )
 
 
 def _host(found: Estimate, load: Load) -> str:
