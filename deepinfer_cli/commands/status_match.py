@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from deepinfer_cli.detect.target import Target, TargetKind
-from deepinfer_cli.overlay.inspect import FileStatus, Inspection
+from deepinfer_cli.overlay.inspect import Inspection
 from deepinfer_cli.overlay.manifest import Manifest
+from deepinfer_cli.overlay.site import FileState, FileStatus
 from deepinfer_cli.render import plural
 
 
@@ -53,7 +54,6 @@ def _drift(target: Target, modules: tuple[str, ...]) -> tuple[FileStatus, ...]:
     """The files that an install would hook and that are not vLLM's own; a checkout's are left to git."""
     from deepinfer_cli.detect.origin import Origin
     from deepinfer_cli.overlay.files import hash_of
-    from deepinfer_cli.overlay.inspect import FileState, FileStatus
 
     if target.kind is TargetKind.CHECKOUT:
         return ()

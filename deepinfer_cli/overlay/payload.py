@@ -12,6 +12,8 @@ from pathlib import Path
 from deepinfer_cli.errors import FailedError
 
 PACKAGE = "deepinfer_sm80"
+# where it is, from the folder that contains `vllm`
+PAYLOAD_DIR = f"vllm/{PACKAGE}"
 
 
 def sha256(data: bytes) -> str:

@@ -18,11 +18,12 @@ from deepinfer_cli.overlay.changes import FileChange
 from deepinfer_cli.overlay.engine import OnStep, Work, run
 from deepinfer_cli.overlay.files import Owner
 from deepinfer_cli.overlay.finish import clean
-from deepinfer_cli.overlay.inspect import PAYLOAD_DIR, Site
 from deepinfer_cli.overlay.journal import Journal, Operation
+from deepinfer_cli.overlay.payload import PAYLOAD_DIR
 from deepinfer_cli.overlay.record import Record, encode
 from deepinfer_cli.overlay.rollback_plan import RollbackPlan, plan_rollback
 from deepinfer_cli.overlay.signals import interruptible
+from deepinfer_cli.overlay.site import Site
 from deepinfer_cli.overlay.transaction import Ids, refuse_pending
 
 __all__ = ["RollbackPlan", "RollbackReport", "apply_rollback", "plan_rollback"]

@@ -12,19 +12,18 @@ from deepinfer_cli.overlay import hook
 from deepinfer_cli.overlay import payload as payloads
 from deepinfer_cli.overlay.changes import Action, FileChange, files
 from deepinfer_cli.overlay.files import read
-from deepinfer_cli.overlay.inspect import (
-    PAYLOAD_DIR,
+from deepinfer_cli.overlay.inspect import has_ours
+from deepinfer_cli.overlay.patchfile import git_apply
+from deepinfer_cli.overlay.payload import PAYLOAD_DIR, sha256
+from deepinfer_cli.overlay.record import FileEntry, Record, read_record
+from deepinfer_cli.overlay.site import (
     FileState,
     Site,
     extra_files,
     file_state,
-    has_ours,
     hooked_files,
     without_lines,
 )
-from deepinfer_cli.overlay.patchfile import git_apply
-from deepinfer_cli.overlay.payload import sha256
-from deepinfer_cli.overlay.record import FileEntry, Record, read_record
 
 
 @dataclass(frozen=True, slots=True)

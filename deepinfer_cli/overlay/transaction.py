@@ -14,12 +14,10 @@ from deepinfer_cli.overlay import hook
 from deepinfer_cli.overlay.engine import OnStep, Work, changed_error, run
 from deepinfer_cli.overlay.files import Owner, hash_of, read
 from deepinfer_cli.overlay.journal import Journal, Operation, pending
-from deepinfer_cli.overlay.payload import PACKAGE, sha256
+from deepinfer_cli.overlay.payload import PAYLOAD_DIR, sha256
 from deepinfer_cli.overlay.plan import Action, FileChange, Plan
 from deepinfer_cli.overlay.record import FileEntry, Record, RecordTarget, encode, read_record
 from deepinfer_cli.overlay.signals import interruptible
-
-PAYLOAD_DIR = f"vllm/{PACKAGE}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from deepinfer_cli.detect.target import Target
 from deepinfer_cli.overlay import hook, manifest, match, payload
-from deepinfer_cli.overlay.inspect import PAYLOAD_DIR, FileState, Inspection, inspect
+from deepinfer_cli.overlay.inspect import Inspection, inspect
+from deepinfer_cli.overlay.payload import PAYLOAD_DIR
 from deepinfer_cli.overlay.record import Record
+from deepinfer_cli.overlay.site import FileState
 from deepinfer_cli.validate.model import CaseResult, Level, Status
 
 OP = "overlay"

@@ -9,8 +9,9 @@ import pytest
 
 from deepinfer_cli.detect.vllm import Target, TargetKind
 from deepinfer_cli.errors import FailedError
-from deepinfer_cli.overlay import hook, inspect
-from deepinfer_cli.overlay.inspect import FileState, Inspection
+from deepinfer_cli.overlay import hook, inspect, site
+from deepinfer_cli.overlay.inspect import Inspection
+from deepinfer_cli.overlay.site import FileState
 from tests.conftest import FakeVllm, snapshot
 from tests.overlay.conftest import Bench
 
@@ -47,7 +48,7 @@ def test_recorded_state_needs_no_origin(bench: Bench, monkeypatch: pytest.Monkey
     def refuse(target: Target) -> None:
         raise AssertionError("RECORD was read")
 
-    monkeypatch.setattr(inspect.Origin, "of", refuse)
+    monkeypatch.setattr(site.Origin, "of", refuse)
     assert inspect.inspect(target).state == "installed"
 
 
@@ -189,9 +190,9 @@ def test_hooks_are_found_at_the_end_and_anywhere(bench: Bench) -> None:
     (bench.vllm.root / "models" / "other.py").write_bytes(hook.append(b"") + b"y = 1\n" * 10_000)
     (bench.vllm.root / "models" / "__pycache__").mkdir()
     (bench.vllm.root / "models" / "__pycache__" / "x.py").write_bytes(hook.append(b""))
-    tail = [path for path, _ in inspect.hooked_files(bench.site, tail_bytes=16 * 1024)]
+    tail = [path for path, _ in site.hooked_files(bench.site, tail_bytes=16 * 1024)]
     assert tail == ["vllm/models/long.py"]
-    assert [path for path, _ in inspect.hooked_files(bench.site)] == [*tail, "vllm/models/other.py"]
+    assert [path for path, _ in site.hooked_files(bench.site)] == [*tail, "vllm/models/other.py"]
 
 
 def test_checkout_that_moved_on_with_its_hooks(
