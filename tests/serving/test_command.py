@@ -15,6 +15,7 @@ import pytest
 
 from deepinfer_cli.overlay import payload
 from deepinfer_cli.validate import results
+from deepinfer_cli.validate.serving import api
 from tests.serving import site
 
 ROOT = Path(__file__).parents[2]
@@ -205,3 +206,48 @@ def test_its_options_mean_nothing_without_it(capsys):
     ):
         assert app.main(["bench", *words]) == 2
         assert f"{words[0]} goes with --serving" in capsys.readouterr().err
+
+
+@pytest.fixture
+def endpoints(target, tmp_path):
+    """Two running stand-in servers, the second without `combine`."""
+    from deepinfer_cli.validate.serving import process
+
+    running, urls = [], []
+    for port, off in zip(process.free_ports(2, None), ("", "combine"), strict=True):
+        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", "m"]
+        env = os.environ | {"PYTHONPATH": str(target), "DEEPINFER_DISABLE_OPS": off}
+        words = ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "m"]
+        (tmp_path / f"cwd-{port}").mkdir()
+        running.append(
+            process.Guarded([*command, *words], tmp_path / f"log-{port}", env, tmp_path / f"cwd-{port}", 1.0)
+        )
+        urls.append(f"http://127.0.0.1:{port}")
+    wait_for_lines(tmp_path / "pids", 4)
+    yield urls
+    for one in running:
+        one.stop()
+
+
+def test_two_running_servers(start, endpoints, tmp_path):
+    first, second = endpoints
+    output = tmp_path / "endpoints.json"
+    process = start("--endpoint", first, "--endpoint", f"{second}/v1/", *QUICK, "-o", str(output))
+    _out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    document = results.read(output)
+    assert document["serving"]["order"] == "endpoints" and document["serving"]["endpoints"] == endpoints
+    for row in document["rows"]:
+        assert all(one["state"] == "unknown" for one in row["overlay"].values())
+    fast, slow = (row for row in document["rows"] if row["workload"] == "prefill")
+    assert (fast["provider"], slow["provider"]) == ("endpoint-a", "endpoint-b")
+    assert fast["metrics"]["ttft_s"]["p50"] < slow["metrics"]["ttft_s"]["p50"]
+    # they are not ours to end
+    assert all(api.get(f"{url}/health", 5.0) == b"{}" for url in endpoints)
+
+
+def test_an_endpoint_that_is_none(start, endpoints):
+    process = start("--endpoint", endpoints[0], "--endpoint", "http://127.0.0.1:9", *QUICK)
+    _out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "error[endpoint-failed]: http://127.0.0.1:9 is no server that serves a model" in err

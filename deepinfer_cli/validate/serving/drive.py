@@ -99,6 +99,8 @@ class Drive:
 
             urls = {side.name: side.base_url or "" for side in turn.sides}
             urls |= {server.side.name: server.base_url for server in servers}
+            # a running server that is none is known before anything is measured
+            names = {side.name: self._model_name(side, urls[side.name]) for side in turn.sides}
             client = Client(self.request, self.folder / "client", str(number), prompts, watch, self.say)
             line = benches(self.request, turn, number)
             try:
@@ -109,7 +111,7 @@ class Drive:
                         self.measured.outcomes.append(outcome)
                     if outcome.reason:
                         _patiently(watch)
-                self._score(turn, urls)
+                self._score(turn, urls, names)
             except FailedError:
                 # a server that went away explains what else failed
                 _patiently(watch)
@@ -157,9 +159,8 @@ class Drive:
             if server.start_s is None:
                 server.wait(self.say)
 
-    def _score(self, turn: Turn, urls: dict[str, str]) -> None:
+    def _score(self, turn: Turn, urls: dict[str, str], names: dict[str, str]) -> None:
         timeout = self.request.run_timeout_s
-        names = {side.name: self._model_name(side, urls[side.name]) for side in turn.sides}
         if not self._pieces:
             self._pieces = self._text(turn.sides[0], urls, names, timeout)
             tokens = sum(len(piece) for piece in self._pieces)
