@@ -18,7 +18,7 @@ from deepinfer_cli.errors import DeepInferError, ExitCode
 from deepinfer_cli.output import Output
 from deepinfer_cli.render import plural, table
 from deepinfer_cli.result import ErrorItem, Result
-from deepinfer_cli.serve import line
+from deepinfer_cli.serve import layout, line
 from deepinfer_cli.serve.recommend import Advice
 
 
@@ -47,8 +47,9 @@ def run(opts: DoctorOptions, out: Output) -> Result:
     """Runs every check; one that breaks is a row, not the end.
 
     Raises:
-        UsageError: `serve` holds no serve line.
+        UsageError: `serve` holds no serve line, or the model is not made for such a context.
     """
+    layout.check_context(opts.context)
     if opts.serve is not None:
         line.parse(opts.serve)
     gpus = detect_gpus()

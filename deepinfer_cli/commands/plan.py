@@ -130,13 +130,7 @@ def _load(opts: PlanOptions, target: Target | None) -> Load:
             hint=f"{', '.join(RELEASES)}; --vllm {near}",
         )
     load = replace(opts.load, release=release)
-    positions = load.model.positions
-    if opts.context is not None and opts.context > positions:
-        raise UsageError(
-            f"--context {opts.context}: the model has {positions:,} positions",
-            code="context-too-long",
-            hint=f"the nearest is --context {positions}",
-        )
+    layout.check_context(opts.context)
     if load.utilization > 1:
         raise UsageError(
             f"--gpu-memory-utilization {load.utilization:g}: more than the whole card",

@@ -42,6 +42,21 @@ def parse(text: str) -> tuple[int, ...]:
     return tps
 
 
+def check_context(context: int | None) -> None:
+    """Refuses what the model has no positions for.
+
+    Raises:
+        UsageError: it is longer (`context-too-long`).
+    """
+    positions = Load().model.positions
+    if context is not None and context > positions:
+        raise UsageError(
+            f"--context {context}: the model has {positions:,} positions",
+            code="context-too-long",
+            hint=f"the nearest is --context {positions}",
+        )
+
+
 def sizes(text: str | None, stages: int) -> tuple[int, ...] | None:
     """The partition `text` for `stages`; None where none is given.
 

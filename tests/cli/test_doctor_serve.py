@@ -14,7 +14,7 @@ from deepinfer_cli.detect.gpu import Gpu, GpuReport
 from deepinfer_cli.overlay import manifest as manifests
 from deepinfer_cli.overlay import payload as payloads
 from deepinfer_cli.validate import switches
-from tests.cli.conftest import Cli, install_into
+from tests.cli.conftest import Cli, Run, install_into
 from tests.cli.test_doctor import rows
 from tests.conftest import FakeVllm
 
@@ -233,3 +233,59 @@ def test_a_running_servers_options_are_looked_at(
     run = cli("doctor", "--target", fake.site)
     assert run.code == 1
     assert [name for name in rows(run.out) if name.startswith("process")] == ["process 7: --block-size 64"]
+
+
+def line_of(run: Run) -> str:
+    return next(text for text in run.out.splitlines() if "vllm serve deepseek" in text)
+
+
+def test_the_layout_that_is_asked_for_is_the_one_of_the_line(cli: Cli, fake: FakeVllm, cards: Cards) -> None:
+    cards(8, 80)
+    run = cli("doctor", "--target", fake.site, "--tp", 4, "--pp", 2, "--partition", "20,20")
+    found = rows(run.out)
+    assert found["layout TP4 x PP2 (20,20)"][0] == "ok"
+    assert found["serving"][1].startswith("TP4 x PP2 (20,20), context 1,048,576")
+    assert line_of(run).startswith("VLLM_PP_LAYER_PARTITION=20,20 vllm serve ")
+    assert "--tensor-parallel-size 4 --pipeline-parallel-size 2" in line_of(run)
+
+
+def test_a_layout_that_does_not_fit_leaves_the_advice_as_it_is(
+    cli: Cli, fake: FakeVllm, cards: Cards
+) -> None:
+    cards(8, 80)
+    run = cli("doctor", "--target", fake.site, "--tp", 4)
+    found = rows(run.out)
+    assert found["layout TP4"][0] == "note" and "it does not fit" in found["layout TP4"][1]
+    assert found["serving"][1].startswith("TP8,") and "--tensor-parallel-size 8" in line_of(run)
+
+
+def test_more_stages_than_there_are_cuts_are_no_layout(cli: Cli, fake: FakeVllm, cards: Cards) -> None:
+    cards(8, 80)
+    found = rows(cli("doctor", "--target", fake.site, "--pp", 7).out)
+    assert found["layout PP7"][0] == "note" and found["layout PP7"][2] == "at most 6 stages"
+    assert not any(name.startswith("layout TP") for name in found)
+
+
+def test_serving_is_not_well_where_the_host_is_too_small(
+    cli: Cli, fake: FakeVllm, cards: Cards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards(8, 80)
+    for gib, memory, serving in (
+        (128, "problem", "note"),
+        (210, "note", "ok"),
+        (280, "ok", "ok"),
+        (512, "ok", "ok"),
+    ):
+        monkeypatch.setattr(host, "memory_bytes", lambda gib=gib: gib * 2**30)
+        run = cli("doctor", "--target", fake.site)
+        found = rows(run.out)
+        assert (found["host memory"][0], found["serving"][0]) == (memory, serving), gib
+        assert ('"use_thp": true' in line_of(run)) is (gib < 300)
+        assert ("the host's memory does not" in found["serving"][1]) is (gib == 128)
+
+
+def test_a_context_that_the_model_has_not(cli: Cli, fake: FakeVllm, cards: Cards) -> None:
+    cards(8, 80)
+    run = cli("doctor", "--target", fake.site, "--context", 2_000_000)
+    assert (run.code, run.out) == (2, "")
+    assert "error[context-too-long]" in run.err and "--context 1048576" in run.err
