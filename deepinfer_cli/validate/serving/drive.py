@@ -142,7 +142,8 @@ class Drive:
             with shielded():
                 for server in started:
                     self.say(f"{server.side.name}: stopping")
-                    self.measured.left += server.stop()
+                    server.ask()
+                self.measured.left += [pid for server in started for pid in server.stop()]
                 self.measured.servers += [server.to_json() for server in started]
 
     def _start(self, turn: Turn, started: list[Server]) -> None:

@@ -89,15 +89,19 @@ class Guarded:
         code = self._ended.get("code")
         return runner.exit_words(code) if isinstance(code, int) else "did not end"
 
+    def ask(self) -> None:
+        """Begins to end it, and does not wait."""
+        assert self._guard.stdin is not None
+        with contextlib.suppress(OSError):
+            self._guard.stdin.close()
+
     def stop(self) -> list[int]:
         """Ends it and everything it started; twice is fine.
 
         Returns:
             Processes of its session that are still there: none, unless the kernel holds them.
         """
-        assert self._guard.stdin is not None
-        with contextlib.suppress(OSError):
-            self._guard.stdin.close()
+        self.ask()
         try:
             self._guard.wait(timeout=self.grace_s + _GUARD_S)
         except subprocess.TimeoutExpired:

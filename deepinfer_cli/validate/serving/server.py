@@ -108,6 +108,10 @@ class Server:
             f"the {self.side.name} server {what} {ended}{f': {cause}' if cause else ''}", self.log
         )
 
+    def ask(self) -> None:
+        """Begins to end it, and does not wait."""
+        self._process.ask()
+
     def stop(self) -> list[int]:
         """Ends it; twice is fine.
 
