@@ -1,0 +1,58 @@
+"""docs/05 states what `deepinfer plan` computes: its tables to the letter, its sentences by what they claim."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from deepinfer_cli.planner import weights
+from deepinfer_cli.planner.shape import FLASH
+from scripts import make_topology as script
+from tests.docs.markdown import read
+
+NAME = "docs/05_TOPOLOGY_1M_CONTEXT_ANALYSIS_SM80.md"
+TEXT = read(NAME)
+
+
+def layout(options: str) -> dict[str, Any]:
+    return script.plan(f"deepinfer plan {options}")[1]["layout"]  # type: ignore[no-any-return]
+
+
+def test_the_tables_are_what_the_commands_print() -> None:
+    assert set(script.SECTIONS) == set(re.findall(r"plan:begin (\w+)", TEXT))
+    assert script.render(TEXT) == TEXT, "python scripts/make_topology.py"
+
+
+def test_an_old_figure_is_found() -> None:
+    old = re.sub(r"\d\.\d M", "0.5 M", TEXT)
+    assert old != TEXT and script.render(old) == TEXT
+
+
+def test_six_cards_fail_at_the_last_stage_and_the_published_cut_does_not() -> None:
+    six = "--gpus 6 --gpu-memory 80 --layout tp2pp3 --partition"
+    stock = layout(f"{six} 14,6,20")
+    assert stock["stages"][-1]["sum_gib"] > stock["usable_gib"] > stock["stages"][0]["sum_gib"]
+    assert stock["stock"] and not layout(f"{six} 14,14,12")["stock"]
+    assert not layout("--gpus 6 --gpu-memory 80 --layout tp2+tp4")["stock"]
+
+
+def test_one_stage_is_preferred_to_a_larger_pool_without_a_drafter() -> None:
+    best = layout("--gpus 8 --gpu-memory 80")
+    stages = layout("--gpus 8 --gpu-memory 80 --layout tp4pp2 --no-expert-parallel")
+    assert best["name"] == "TP8" and best["speculative_tokens"] and not stages["speculative_tokens"]
+    assert stages["pool"]["tokens"] > 2 * best["pool"]["tokens"]
+
+
+def test_padding_and_the_hosts_tables() -> None:
+    for tp, width, more in ((4, 640, 11), (8, 384, 33)):
+        padding = weights.expert_padding(FLASH, weights.Split(tp))
+        assert round(FLASH.expert_width / tp * padding) == width and f"{width}" in TEXT
+        assert f"{(padding - 1) * 100:.0f} %" == f"{more} %" and f"{more} %" in TEXT
+    host = script.plan("deepinfer plan --gpus 8 --gpu-memory 80")[1]["host"]
+    assert f"{host['engram_gib']:.1f} GiB" in TEXT and f"{host['engram_rounded_gib']:.0f} GiB" in TEXT
+
+
+def test_the_plan_stays_below_what_was_published() -> None:
+    for (row, _), most in zip(script.PUBLISHED, (4_648_480, 4_700_000, 6_000_000), strict=True):
+        tokens = script.plan(row.command(script.SHOWN))[1]["layout"]["pool"]["tokens"]
+        assert 0.7 * most < tokens < most
