@@ -105,8 +105,8 @@ def cell_of(code: int, layout: dict[str, Any]) -> str:
         return f"{millions(pool['tokens'])}, {pool['contexts']:.1f} x {layout['context']:,}"
     most = max(stage["sum_gib"] for stage in layout["stages"])
     if most > layout["usable_gib"]:
-        return f"no: {most:.1f} of {layout['usable_gib']:.1f} GiB without KV"
-    return f"no: {millions(pool['tokens'])} is less than one context"
+        return f"no: {most:.1f} of {layout['usable_gib']:.1f} GiB"
+    return "no room for one context"
 
 
 def millions(tokens: int) -> str:
