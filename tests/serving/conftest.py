@@ -44,13 +44,15 @@ def request_of(tmp_path: Path) -> Callable[..., plan.Request]:
 
 @pytest.fixture
 def nothing_left(tmp_path: Path) -> Callable[[], int]:
-    """Fails where a process of a stand-in server still runs; how many there were."""
+    """Fails where a process of a stand-in server or client still runs; how many there were of the servers."""
 
     def look() -> int:
-        path = tmp_path / "pids"
-        pids = [int(line) for line in path.read_text().split()] if path.exists() else []
+        pids, clients = (
+            [int(line) for line in path.read_text().split()] if path.exists() else []
+            for path in (tmp_path / "pids", tmp_path / "pids-client")
+        )
         until = time.monotonic() + 5.0
-        while (left := [pid for pid in pids if runs(pid)]) and time.monotonic() < until:
+        while (left := [pid for pid in pids + clients if runs(pid)]) and time.monotonic() < until:
             time.sleep(0.05)
         assert not left, f"still running: {left}"
         return len(pids)

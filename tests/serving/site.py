@@ -148,6 +148,7 @@ import json, os, random, signal, time, urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 FAULT = os.environ.get("FAKE_CLIENT", "")
+open(os.environ["FAKE_PIDS"] + "-client", "a").write(f"{os.getpid()}\n")
 if FAULT == "import":
     raise ImportError("No module named 'aiohttp'")
 RUNS = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ class Client:
         self.versions: dict[str, str | None] = {}
         self._number = 0
 
-    def run(self, benches: list[Bench], urls: Mapping[str, str]) -> Iterator[Outcome]:
+    def run(self, benches: list[Bench], urls: Mapping[str, str]) -> Generator[Outcome, None, None]:
         """Every run's outcome, in order. A run during which its client died is lost; the next has a new one.
 
         Args:
@@ -78,9 +78,10 @@ class Client:
         left = list(benches)
         while left:
             before = len(left)
-            for outcome in self._one_client(left, urls):
-                left = left[1:]
-                yield outcome
+            with contextlib.closing(self._one_client(left, urls)) as outcomes:
+                for outcome in outcomes:
+                    left = left[1:]
+                    yield outcome
             if len(left) == before:
                 raise FailedError(
                     "the benchmark client ended before its first run",
@@ -89,7 +90,7 @@ class Client:
                     paths=(self.folder / LOG,),
                 )
 
-    def _one_client(self, benches: list[Bench], urls: Mapping[str, str]) -> Iterator[Outcome]:
+    def _one_client(self, benches: list[Bench], urls: Mapping[str, str]) -> Generator[Outcome, None, None]:
         self._number += 1
         plan, events = (
             self.folder / f"{name}-{self.name}-{self._number}.json" for name in ("runs", "events")
@@ -110,7 +111,7 @@ class Client:
         finally:
             process.stop()
 
-    def _follow(self, process: Guarded, events: Path, benches: list[Bench]) -> Iterator[Outcome]:
+    def _follow(self, process: Guarded, events: Path, benches: list[Bench]) -> Generator[Outcome, None, None]:
         waiting = list(benches)
         running: Bench | None = None
         over: str | None = None

@@ -104,21 +104,23 @@ class Drive:
             client = Client(self.request, self.folder / "client", str(number), prompts, watch, self.say)
             line = benches(self.request, turn, number)
             try:
-                for done, outcome in enumerate(client.run(line, urls), 1):
-                    self.measured.versions = client.versions
-                    self._tell(outcome, done, len(line))
-                    if outcome.bench.repeat is not None:
-                        self.measured.outcomes.append(outcome)
-                    if outcome.reason:
-                        _patiently(watch)
+                # a client is ended with its generator
+                with contextlib.closing(client.run(line, urls)) as outcomes:
+                    for done, outcome in enumerate(outcomes, 1):
+                        self._take(outcome, done, len(line))
+                        self.measured.versions = client.versions
+                        if outcome.reason:
+                            _patiently(watch)
                 self._score(turn, urls, names)
             except FailedError:
                 # a server that went away explains what else failed
                 _patiently(watch)
                 raise
 
-    def _tell(self, outcome: Outcome, done: int, of: int) -> None:
+    def _take(self, outcome: Outcome, done: int, of: int) -> None:
         bench = outcome.bench
+        if bench.repeat is not None:
+            self.measured.outcomes.append(outcome)
         shown = rows.of_run(bench.workload, outcome)
         figures = ", ".join(f"{name} {value:,.2f}" for name, value in shown["metrics"].items())
         what = "warm-up" if bench.repeat is None else f"run {bench.repeat + 1}"
@@ -163,7 +165,7 @@ class Drive:
     def _score(self, turn: Turn, urls: dict[str, str], names: dict[str, str]) -> None:
         timeout = self.request.run_timeout_s
         if not self._pieces:
-            self._pieces = self._text(turn.sides[0], urls, names, timeout)
+            self._pieces = self._text(urls, names, timeout)
             tokens = sum(len(piece) for piece in self._pieces)
             self.measured.scored |= {"pieces": len(self._pieces), "tokens": tokens}
         for repeat in turn.repeats:
@@ -175,9 +177,7 @@ class Drive:
     def _model_name(self, side: Side, url: str) -> str:
         return self.request.served_name(side) if self.request.started else api.first_model(url)
 
-    def _text(
-        self, side: Side, urls: dict[str, str], names: dict[str, str], timeout: float
-    ) -> list[list[int]]:
+    def _text(self, urls: dict[str, str], names: dict[str, str], timeout: float) -> list[list[int]]:
         if self.request.small:
             self.measured.scored = {"source": "random tokens"}
             return score.pieces(score.random_ids(PIECE_TOKENS * PIECES, 7), PIECE_TOKENS, PIECES)
