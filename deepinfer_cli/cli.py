@@ -332,6 +332,7 @@ def plan(
     `vllm serve` line of the best. Needs no GPU. Exit code 3 when nothing fits.
     """
     from deepinfer_cli.commands import plan as command
+    from deepinfer_cli.commands.plan_request import PlanOptions
     from deepinfer_cli.serve.memory import Load
 
     load = Load(
@@ -344,7 +345,7 @@ def plan(
         vision=vision,
         block_size=block_size,
     )
-    options = command.PlanOptions(
+    options = PlanOptions(
         o.TargetOptions(target, python), gpus, gpu_memory, host_memory, vllm, context, load, layout, partition,
         expert_parallel, chart, check,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deepinfer_cli.commands import plan as command
+from deepinfer_cli.commands import plan_request
 from deepinfer_cli.detect import host
 from deepinfer_cli.detect.gpu import Gpu, GpuReport
 from deepinfer_cli.planner import chart
@@ -26,7 +26,7 @@ PUBLISHED = ("--layout", "tp2pp3", "--partition", "14,14,12")
 @pytest.fixture
 def plan(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Plan:
     """`plan("--gpus", 8, …)` on a machine without GPUs, without asking any vLLM."""
-    monkeypatch.setattr(command, "detect_gpus", lambda: GpuReport((), None, None, "none", None, None))
+    monkeypatch.setattr(plan_request, "detect_gpus", lambda: GpuReport((), None, None, "none", None, None))
     return lambda *words: cli("plan", "--no-check", *words)
 
 
@@ -62,7 +62,7 @@ def test_doctor_says_the_same(plan: Plan, cli: Cli, fake: FakeVllm, monkeypatch:
 
     cards = tuple(Gpu(i, "NVIDIA Card", f"GPU-{i}", (8, 0), 80 * 2**30) for i in range(8))
     report = GpuReport(cards, "580.65.06", "13.0", "nvml", None, None)
-    for module in (doctor, command):
+    for module in (doctor, plan_request):
         monkeypatch.setattr(module, "detect_gpus", lambda: report)
     monkeypatch.setattr(host, "memory_bytes", lambda: 256 * 2**30)
     for name in ("VLLM_PP_LAYER_PARTITION",):

@@ -29,6 +29,26 @@ def test_the_pool_that_one_h200_reported() -> None:
     assert (found.block_bytes, found.request_blocks) == ((69_696,), 128 + 8 * 133 + 1)
 
 
+@pytest.mark.parametrize(
+    ("options", "traffic", "available", "blocks", "tokens"),
+    [
+        ({}, Traffic(8_192, 2_048, 64), GIB, 15_406, 105_788),
+        ({}, Traffic(8_192, 2_048, 128), GIB, 7_767, 56_357),
+        ({"draft": True}, Traffic(8_192, 2_048, 64, 5), GIB, 15_406, 95_177),
+        ({"draft": True}, Traffic(8_192, 2_048, 128, 5), GIB, 7_767, 50_417),
+        ({"positions": 1_048_576}, Traffic(262_272, 4_096, 64), GIB, 15_406, 653_072),
+        ({"positions": 1_048_576}, Traffic(262_272, 4_096, 128), GIB, 7_767, 492_282),
+        # 5.04 GiB, as vLLM's own profiling found them
+        ({}, Traffic(8_192, 2_048, 128), 39_113 * 138_240, 39_113, 283_803),
+    ],
+)
+def test_what_engines_of_the_end_to_end_matrix_reported(options, traffic, available, blocks, tokens) -> None:
+    """Engines of vLLM 0.33.0 on one H200, on 2026-11-30; blocks of 128 where vLLM was told of capability (8, 0)."""
+    given = shape.from_config(model.config(model.ModelOptions(**options)))
+    found = kv.pool(given, (8,), traffic, [available])
+    assert (found.blocks, found.tokens) == (blocks, tokens)
+
+
 def test_the_real_model_on_one_stage() -> None:
     found = pool(FLASH, Traffic(1_048_576, 8_192, 128, 5), 20)
     assert found.block_bytes == (1_800 * 128,)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from deepinfer_cli.planner import shape, weights
+from deepinfer_cli.planner import buffers, kv, shape, weights
 from deepinfer_cli.planner.shape import FLASH
 from deepinfer_cli.planner.weights import Split
 from deepinfer_cli.validate.e2e import model
@@ -64,3 +64,31 @@ def test_whole_experts_are_not_padded() -> None:
 def test_vision_of_a_known_shape_is_split_and_of_the_published_model_is_not() -> None:
     assert weights.vision(SMALL, 2) < 0.6 * weights.vision(SMALL, 1)
     assert weights.vision(FLASH, 8) == weights.vision(FLASH, 1) == int(0.9 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("options", "tp", "layers", "batched", "gib"),
+    [
+        ({}, 1, range(8), 2_048, 6.72),
+        ({"draft": True}, 1, range(8), 2_048, 7.50),
+        ({"positions": 1_048_576}, 1, range(8), 4_096, 7.26),
+        ({}, 2, range(8), 2_048, 3.61),
+        ({}, 1, range(4), 2_048, 3.57),
+        ({}, 1, range(4, 8), 2_048, 3.20),
+    ],
+)
+def test_what_vllm_said_that_loading_took(options, tp, layers, batched, gib) -> None:
+    """`Model loading took`: vLLM 0.33.0 with the overlay's sm80 layout on H200s, on 2026-11-30, without vision.
+
+    What vLLM counts has the allocator's segments and, with two GPUs, the communicators' buffers in it.
+    """
+    given = shape.from_config(model.config(model.ModelOptions(**options)))
+    first, last, draft = layers.start == 0, layers.stop == 8, "draft" in options
+    split = Split(tp, vision=False, draft=draft)
+    held = sum(weights.stage(given, layers, split, first=first, last=last).values())
+    traffic = kv.Traffic(8_192, batched, 128, 5 if draft else 0)
+    served = buffers.Served(
+        sequences=16, tp=tp, stages=1 if len(layers) == 8 else 2, first=first, last=last, draft=draft
+    )
+    held += buffers.tables(given, layers, traffic, served)
+    assert held / GIB == pytest.approx(gib, rel=0.06)
