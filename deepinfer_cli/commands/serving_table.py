@@ -85,6 +85,8 @@ def ratio_text(all_rows: list[dict[str, Any]], row: dict[str, Any], metric: str)
     value = rows.ratio(all_rows, row, metric)
     if value is None:
         return None
+    if len(row["runs"]) < 2:
+        return f"{value:.3f}x (one run)"
     return f"{value:.3f}x" + ("" if rows.apart(all_rows, row, metric) else " (overlap)")
 
 

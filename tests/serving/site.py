@@ -166,7 +166,7 @@ def add_cli_args(parser):
                  "max-concurrency", "seed", "ready-check-timeout-sec", "num-warmups"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--temperature", type=float)
-    for name in ("ignore-eos", "disable-tqdm", "save-result", "save-detailed"):
+    for name in ("ignore-eos", "disable-tqdm", "save-result", "save-detailed", "skip-chat-template"):
         parser.add_argument(f"--{name}", action="store_true")
 
 

@@ -174,6 +174,16 @@ def test_an_overlay_that_says_nothing_is_not_live(request_of, tmp_path, monkeypa
     assert any("overlay: the overlay was off" in text for text in drive.misled(request, measured))
 
 
+def test_prompts_of_one_s_own(request_of, tmp_path):
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"prompt": "go on"}\n{"prompt": "and on"}\n')
+    request = request_of(prompts=own, streams=(2,), repeats=1)
+    found = drive.result_rows(request, measure(request, tmp_path))
+    (row,) = of(found, plan.DECODE, "overlay")
+    assert (row["case"]["prompts"], row["status"]) == ("custom", "PASSED")
+    assert row["runs"][0]["input_tokens"] == 4
+
+
 def test_a_port_in_use(request_of, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -83,6 +83,8 @@ def test_ratios_are_better_above_one_either_way():
                    (("overlay", (1.0, 1.1)), ("enable-only", (2.0, 2.2))))  # fmt: skip
     assert rows.ratio([quick, late], quick, "ttft_s") == pytest.approx(2.0)
     assert rows.apart([quick, late], quick, "ttft_s") is True
+    once = [row("prefill", name, value) for name, value in (("overlay", 4.0), ("enable-only", 2.0))]
+    assert serving_table.ratio_text(once, once[0], "prefill_tokens_per_s") == "2.000x (one run)"
     other = row("prefill", "enable-only", 2.0, input_tokens=9)
     assert rows.ratio([fast, other], fast, "prefill_tokens_per_s") is None
 

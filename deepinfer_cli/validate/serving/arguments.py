@@ -201,8 +201,9 @@ def _dataset(work: Workload, prompts: Path | None) -> list[str]:
         ]  # fmt: skip
     if work.prompts == "custom":
         return [
-            "--dataset-name", "custom", "--dataset-path", str(prompts), "--custom-output-len",
-            str(work.output_tokens),
+            # as they are: V4.1's chat format is vLLM's own, and no template of the tokenizer's
+            "--dataset-name", "custom", "--dataset-path", str(prompts), "--skip-chat-template",
+            "--custom-output-len", str(work.output_tokens),
         ]  # fmt: skip
     return [
         "--dataset-name", "sharegpt", "--dataset-path", str(prompts), "--sharegpt-output-len",
