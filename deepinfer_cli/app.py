@@ -12,7 +12,7 @@ from io import TextIOWrapper
 import typer
 
 from deepinfer_cli.cli import app
-from deepinfer_cli.commands.options import program
+from deepinfer_cli.commands.hints import program
 from deepinfer_cli.errors import DeepInferError, ExitCode, FailedError, Interruption, UsageError
 from deepinfer_cli.output import Output, silence
 

@@ -11,7 +11,6 @@ import errno
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,8 +95,7 @@ def document(path: Path | None, verb: str, command: Callable[[], Result], out: O
 def _write_document(path: Path, result: Result, out: Output) -> None:
     from deepinfer_cli.output import document as text_of
 
-    errors = tuple(replace(item, hint=item.hint and out.complete(item.hint)) for item in result.errors)
-    write(path, text_of(replace(result, errors=errors)).encode())
+    write(path, text_of(result.completed(out.complete)).encode())
     out.note(f"written to {path}")
 
 

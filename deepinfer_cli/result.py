@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deepinfer_cli.errors import ExitCode
@@ -35,6 +36,11 @@ class Result:
     data: dict[str, Any] = field(default_factory=dict)
     exit_code: ExitCode = ExitCode.OK
     errors: tuple[ErrorItem, ...] = ()
+
+    def completed(self, complete: Callable[[str], str]) -> Result:
+        """The same with hints that can be pasted (see `Output.complete`)."""
+        errors = tuple(replace(item, hint=item.hint and complete(item.hint)) for item in self.errors)
+        return replace(self, errors=errors)
 
     @property
     def status(self) -> str:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from deepinfer_cli import app
-from deepinfer_cli.commands import options
-from deepinfer_cli.commands.options import TargetOptions, runnable
+from deepinfer_cli.commands import hints
+from deepinfer_cli.commands.hints import runnable
+from deepinfer_cli.commands.options import TargetOptions
 from deepinfer_cli.detect import gpu
 from tests.cli.conftest import Cli, install_into
 from tests.conftest import FakeVllm
@@ -72,11 +73,11 @@ def test_the_program_is_the_one_that_was_started(tmp_path: Path, monkeypatch: py
     assert runnable("deepinfer verify", TargetOptions()) == "bin/deepinfer verify"
     monkeypatch.setenv("PATH", str(script.parent))
     assert runnable("deepinfer verify", TargetOptions()) == "deepinfer verify"
-    module = Path(options.__file__).parents[1] / "__main__.py"
+    module = Path(hints.__file__).parents[1] / "__main__.py"
     monkeypatch.setattr(sys, "argv", [str(module)])
-    assert options.program() == "deepinfer"
+    assert hints.program() == "deepinfer"
     monkeypatch.setenv("PATH", "/usr/bin")
-    assert options.program() == f"{shlex.quote(sys.executable)} -m deepinfer_cli"
+    assert hints.program() == f"{shlex.quote(sys.executable)} -m deepinfer_cli"
 
 
 def test_every_command_in_a_message_is_written_so_that_it_is_completed() -> None:
@@ -94,7 +95,7 @@ def test_every_command_in_a_message_is_written_so_that_it_is_completed() -> None
             ):
                 continue
             found = len(re.findall(VERB, node.value))
-            if found != len(options._COMMAND.findall(node.value)):
+            if found != len(hints._COMMAND.findall(node.value)):
                 loose.append(f"{path.name}: {node.value}")
     assert loose == []
 

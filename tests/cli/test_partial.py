@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deepinfer_cli.commands import options
+from deepinfer_cli.commands import hints, options
 from deepinfer_cli.detect import wheel
 from deepinfer_cli.overlay import manifest as manifests
 from deepinfer_cli.overlay import payload as payloads
@@ -85,12 +85,12 @@ def test_the_next_step_of_status_works(
 
 def test_a_command_that_was_given_partial_advises_it() -> None:
     where = options.TargetOptions(Path("/a"))
-    assert options.runnable("deepinfer install", where, "sm80", partial=True) == (
+    assert hints.runnable("deepinfer install", where, "sm80", partial=True) == (
         "deepinfer install --target /a --arch sm80 --partial"
     )
     text = "`deepinfer install --partial --arch sm80 --target /a`"
-    assert options.runnable(text, where, "sm80", partial=True) == text
-    assert "--partial" not in options.runnable("deepinfer rollback", where, partial=True)
+    assert hints.runnable(text, where, "sm80", partial=True) == text
+    assert "--partial" not in hints.runnable("deepinfer rollback", where, partial=True)
 
 
 def test_the_next_step_after_a_fetched_tree_keeps_the_interpreter(
