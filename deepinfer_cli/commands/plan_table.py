@@ -131,10 +131,12 @@ def _lines(data: dict[str, Any]) -> Iterator[str]:
         f"of which one request may hold {pool['request_blocks']:,}{limits}"
     )
     if host["engram_gib"]:
+        less = host["needed_gib"] < host["needed_rounded_gib"]
+        pages = f"; {host['needed_gib']:.0f} with huge pages" if less else ""
         total = f" of {host['total_gib']:.0f}" if host["total_gib"] else ""
         yield (
-            f"Host memory: {host['needed_gib']:.0f} GiB{total} pinned: Engram {host['engram_gib']:.1f} "
-            f"({host['engram_rounded_gib']:.0f} as PyTorch rounds it up), token ids {host['token_ids_gib']:.1f}"
+            f"Host memory: {host['needed_rounded_gib']:.0f} GiB{total} pinned: Engram {host['engram_rounded_gib']:.0f} as PyTorch rounds "
+            f"{host['engram_gib']:.1f} up, token ids {host['token_ids_gib']:.1f}{pages}"
         )
     yield from (f"- {reason}" for reason in data["reasons"][1:])
     yield from (f"note: {note}" for note in data["notes"])
