@@ -1,4 +1,4 @@
-"""Reads a `vllm serve` line as a user pastes it: out of a shell, a script or a `docker run`."""
+"""Reads a `vllm serve` line as a user pastes it: out of a shell, a script, a `docker run` or a systemd unit."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def parse(text: str) -> Line:
     if len(found) > 1:
         raise UsageError("--serve was given several serve lines", code="usage", hint="one at a time")
     at, start = found[0]
-    exported = [word for words in commands[:at] if words[0] == "export" for word in words[1:]]
-    environ = dict(_assignments([*exported, *commands[at][:start]]))
+    before = [word for words in commands[:at] for word in _exported(words)]
+    environ = dict(_assignments([*before, *commands[at][:start]]))
     options = parse_options(commands[at][start:])
     everything = {f"--{name}": value for name, value in options.items()} | environ
     unread = tuple(name for name, value in everything.items() if "$" in value)
@@ -127,6 +127,12 @@ def _commands(text: str) -> Iterator[list[str]]:
         else:
             words.append(word)
     yield from [words] if words else []
+
+
+def _exported(words: Sequence[str]) -> Sequence[str]:
+    """What a line before the server's hands on: `export A=1`, and a systemd unit's `Environment=A=1`."""
+    name, _, value = words[0].partition("=")
+    return [value, *words[1:]] if name == "Environment" else words[1:] if name == "export" else ()
 
 
 def _assignments(words: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from deepinfer_cli.errors import UsageError
-from deepinfer_cli.serve import line
+from deepinfer_cli.serve import line, settings
 from deepinfer_cli.serve.line import Line, parse, parse_options
 
 TP8 = {"tensor-parallel-size": "8"}
@@ -61,10 +64,13 @@ def test_what_holds_none_is_refused(text: str, message: str) -> None:
         "export A=1 B='x y'; cd /srv; vllm serve m -tp 8",
         "env A=1 B='x y' nohup vllm serve m -tp 8",
         "docker run -e A=1 --env='B=x y' vllm/vllm-openai m -tp 8",
+        "[Service]\nEnvironment=A=1 'B=x y'\nRestart=always\nExecStart=/opt/bin/vllm serve m -tp 8\nUser=me",
     ],
 )
 def test_the_variables_that_it_sets(text: str) -> None:
-    assert parse(text) == Line(TP8, {"A": "1", "B": "x y"})
+    found = parse(text)
+    assert found.options == TP8 and found.unread == ()
+    assert {name: found.environ[name] for name in ("A", "B")} == {"A": "1", "B": "x y"}
 
 
 def test_a_variable_that_is_not_exported_does_not_reach_the_server() -> None:
@@ -100,3 +106,13 @@ def test_options_of_a_process_have_no_quotes_left() -> None:
 def test_where_a_servers_words_begin() -> None:
     assert line.start_of(["python3", "/opt/bin/vllm", "serve", "m"]) == 3
     assert line.start_of(["VLLM::EngineCore"]) is None
+
+
+@pytest.mark.parametrize("name", ["doctor.md", "04_DEPLOYMENT.md"])
+def test_the_lines_in_the_documents_are_read_and_go_well(name: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / name).read_text(encoding="utf-8")
+    blocks = [block for block in re.findall(r"```\w*\n(.*?)```", text, re.DOTALL) if "vllm serve" in block]
+    assert blocks
+    for block in blocks:
+        found = parse(block)
+        assert found.options and settings.check(settings.Settings(found.environ, found.options)) == []
