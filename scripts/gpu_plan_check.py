@@ -111,8 +111,9 @@ FLASH = {"num_hidden_layers": 40, "compress_ratios": list(shape.FLASH.ratios), "
 DRAFTED = {**FLASH, "num_nextn_predict_layers": 3, "dspark_target_layer_ids": [18, 28, 38]}
 DSPARK = {"speculative_config": {"method": "dspark", "num_speculative_tokens": 5}}
 MILLION = {"max_model_len": 1_048_576, "max_num_batched_tokens": 8_192, "gpu_memory_utilization": 0.2}
-# what the two-GPU rows do is no test of NCCL's multicast, and a fault in it can take a whole host's GPUs with it
-PP = {"pipeline_parallel_size": 2}
+PP = {"pipeline_parallel_size": 2, "block_size": 128}
+# stock starts no pipeline of V4.1
+PIPELINE: dict[str, Any] = {"capability": AMPERE, "overlay": True}
 ROWS: tuple[Row, ...] = (
     Row("published-pool", gib=(525_518 * 69_696 / GIB,), engine={"enable_prefix_caching": False, "max_num_seqs": 8}),
     Row("prefix-caching"),
@@ -127,14 +128,13 @@ ROWS: tuple[Row, ...] = (
     Row("sync-scheduling", engine={"async_scheduling": False}),
     Row("dspark", options=replace(LONG, draft=True), engine=DSPARK),
     Row("block-128-sm80", engine={"block_size": 128}, capability=AMPERE),
-    Row("block-256-sm80", engine={"block_size": 256}, capability=AMPERE),
     Row("depth-40-sm80", FLASH, {**MILLION, "block_size": 128}, capability=AMPERE, options=LONG),
     Row("depth-40-dspark-sm80", DRAFTED, {**MILLION, **DSPARK, "block_size": 128}, capability=AMPERE,
         options=replace(LONG, draft=True)),
     Row("tp2", engine={"tensor_parallel_size": 2}),
-    Row("pp2", engine=PP, partition=(4, 4), gib=(4.0, 5.0)),
-    Row("pp2-uneven", UNEVEN, PP, partition=(6, 2), gib=(5.0, 4.0)),
-    Row("pp2-depth-40", FLASH, {**MILLION, **PP}, partition=(20, 20), gib=(6.0, 6.0), options=LONG),
+    Row("pp2", engine=PP, partition=(4, 4), gib=(4.0, 5.0), **PIPELINE),
+    Row("pp2-uneven", UNEVEN, PP, partition=(6, 2), gib=(5.0, 4.0), **PIPELINE),
+    Row("pp2-depth-40", FLASH, {**MILLION, **PP}, partition=(20, 20), gib=(6.0, 6.0), options=LONG, **PIPELINE),
     Row("profile", do="profile"),
     Row("profile-262144", options=LONG, do="profile", gib=(6.0,),
         engine={"max_model_len": 262_144, "max_num_batched_tokens": 8_192, "gpu_memory_utilization": 0.2}),
