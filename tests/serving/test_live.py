@@ -43,6 +43,17 @@ def test_a_process_that_is_renamed_is_one():
     assert (found.state, found.pids) == ("live", (5,))
 
 
+def test_an_engine_that_was_forked_has_what_its_parent_bound():
+    """As seen on a GPU: `vllm serve` imports the model, then forks."""
+    chosen = "INFO 11-30 09:36:55 [choice.py:46] DeepInfer: V4.1's attention layers are vLLM's portable Triton class"
+    parent = line("APIServer pid=1", "attention, combine", "; switched off: gather")
+    found = live.of_log([parent, f"(EngineCore pid=2) {chosen}"])
+    assert (found.state, found.bound, found.off) == ("live", ("attention", "combine"), ("gather",))
+    assert found.pids == (2,)
+    assert live.of_log([f"(EngineCore pid=2) {chosen}"]).state == "off"
+    assert live.of_log([parent, "(EngineCore pid=2) INFO x"]).state == "off"
+
+
 def test_off_and_unknown():
     assert live.of_log(["(EngineCore pid=2) INFO x"]).state == "off"
     assert (

@@ -15,6 +15,8 @@ _LINE = re.compile(
     r"DeepInfer (?P<version>\S+): (?P<arch>sm\d+)(?P<forced> \(forced\))?; bound (?P<bound>[^;]*?)"
     r"(?:; not installed: (?P<skipped>[^;]*?))?(?:; switched off: (?P<off>[^;]*?))? \((?P<module>[\w.]+)\)\s*$"
 )
+# said by a process itself when it makes its first attention layer of V4.1
+_CHOSEN = re.compile(r"\] DeepInfer: ")
 _PROCESS = re.compile(r"\((?P<name>[A-Za-z_]+)[^()]*? pid=(?P<pid>\d+)\)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _KV_TOKENS = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
@@ -59,9 +61,11 @@ def unknown(why: str) -> Overlay:
 def of_log(lines: Iterable[str]) -> Overlay:
     """What the processes that compute have said.
 
-    A process says anew what it has bound as modules come in: its last line counts.
+    A process says anew what it has bound as modules come in: its last line counts. vLLM may fork its engine from a
+    process that has said so already: then the engine says only which attention class it takes, and has bound the same.
     """
     said: dict[int, re.Match[str]] = {}
+    chosen: set[int] = set()
     names: dict[int, set[str]] = {}
     for line in lines:
         line = _COLOUR.sub("", line)
@@ -72,7 +76,13 @@ def of_log(lines: Iterable[str]) -> Overlay:
         names.setdefault(int(process["pid"]), set()).add(process["name"])
         if found := _LINE.search(line):
             said[int(process["pid"])] = found
+        elif _CHOSEN.search(line):
+            chosen.add(int(process["pid"]))
     kind, pids = _computing(names)
+    parents = [found for pid, found in said.items() if pid not in pids]
+    for pid in pids:
+        if pid not in said and pid in chosen and parents:
+            said[pid] = parents[-1]
     if not pids:
         return unknown("the log names no process that computes")
     silent = [pid for pid in pids if pid not in said]
