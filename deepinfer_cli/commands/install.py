@@ -129,7 +129,8 @@ def _dry_run(opts: InstallOptions, out: Output, target: Target, decision: ArchDe
     else:
         out.line(install_show.already(record))
         if install_show.new_archs(record, decision):
-            out.line(install_show.for_archs("would be", record.arch, decision.archs))
+            text = install_show.for_archs("would be", record.arch, decision.archs)
+            out.line(f"{text}; no other file changes")
         install_show.warn_lost(plan, out)
     if opts.clear_caches:
         _show_caches(out, "would clear")
@@ -184,6 +185,8 @@ def _report(
     else:
         verb = "adopted" if plan.adopts else "installed"
         out.line(f"{verb} overlay {record.overlay_version} in {target.root}: {install_show.counts(plan)}")
+        if before is not None and before.arch != record.arch:
+            out.line(install_show.for_archs("is now", before.arch, record.arch))
     for path in kept:
         out.warn(f"your edited file was kept as {path}")
     check = livecheck.check(target, record, gpus) if opts.verify else livecheck.not_asked()

@@ -47,15 +47,15 @@ def new_archs(record: Record, decision: ArchDecision) -> bool:
 
 
 def for_archs(verb: str, before: tuple[str, ...], after: tuple[str, ...]) -> str:
-    """What an install writes down where it finds all files in place; `verb` such as `is now`."""
-    return f"it {verb} recorded as installed for {joined(after)}, before for {joined(before)}; no other file changes"
+    """What an install writes down of the architectures; `verb` such as `is now`."""
+    return f"it {verb} recorded as installed for {joined(after)}, before for {joined(before)}"
 
 
 def say_done(out: Output, record: Record, before: Record | None, decision: ArchDecision) -> None:
     """That all files were in place, and what became of the record all the same."""
     out.line(already(record))
     if before is not None and before.arch != record.arch:
-        out.line(for_archs("is now", before.arch, record.arch))
+        out.line(f"{for_archs('is now', before.arch, record.arch)}; no other file changes")
     elif new_archs(record, decision):
         out.warn(f"it stays recorded as installed for {joined(record.arch)}: nothing can be written there")
 

@@ -162,6 +162,21 @@ def test_arch_with_another_gpu_present_warns(cli: Cli, fake: FakeVllm, gpus: Cal
     assert "warning: --arch sm86, but GPU 0 of this machine is NVIDIA Card (sm80)" in run.err
 
 
+def test_an_upgrade_for_another_architecture_says_both(
+    cli: Cli,
+    fake: FakeVllm,
+    fake_payload: Callable[..., payloads.Payload],
+    fake_manifest: Manifest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install_into(cli, fake)
+    use_payload(fake_payload("0.2.0"), fake_manifest, monkeypatch)
+    run = cli("install", "--target", fake.site, "--arch", "sm86", "--yes")
+    assert "it is now recorded as installed for sm86, before for sm80\n" in run.out
+    use_payload(fake_payload("0.3.0"), fake_manifest, monkeypatch)
+    assert "recorded as" not in cli("install", "--target", fake.site, "--arch", "sm86", "--yes").out
+
+
 def test_an_older_overlay_is_upgraded_in_one_install(
     cli: Cli,
     fake: FakeVllm,
