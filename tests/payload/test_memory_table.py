@@ -9,13 +9,12 @@ import pytest
 
 from deepinfer_cli.planner import buffers, kv
 from deepinfer_cli.planner.shape import FLASH
+from scripts import memory_sizes as sizes
 from scripts import memory_table as memory
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytestmark = pytest.mark.kernels
-ROOT = Path(__file__).parents[2]
-PAYLOAD = ROOT / "overlays" / "deepinfer_sm80"
 
 
 def test_the_table_is_current() -> None:
@@ -36,7 +35,14 @@ def test_a_table_that_is_not_current_is_found_and_rewritten(tmp_path, monkeypatc
 
 def test_every_allocation_of_the_payload_is_a_row_or_in_stocks_place() -> None:
     named = {place for one in memory.BUFFERS for place in one.where} | set(memory.AS_STOCK)
-    assert set(memory.allocations(PAYLOAD)) == named
+    assert set(sizes.allocations(memory.PAYLOAD)) == named
+
+
+def test_an_allocation_without_a_row_is_named(monkeypatch, capsys) -> None:
+    found = [*sizes.allocations(memory.PAYLOAD), "ops/new.py::launch"]
+    monkeypatch.setattr(sizes, "allocations", lambda root: found)
+    assert memory.main(["--check"]) == 1
+    assert "ops/new.py::launch" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -51,12 +57,12 @@ def test_every_allocation_of_the_payload_is_a_row_or_in_stocks_place() -> None:
 def test_a_new_allocation_would_be_seen(tmp_path: Path, call: str) -> None:
     (tmp_path / "new.py").write_text(f"def fresh(x):\n    return {call}\n\n\ndef other(x):\n    return x\n")
     (tmp_path / "reference.py").write_text("def oracle():\n    return torch.empty(3)\n")
-    assert list(memory.allocations(tmp_path)) == ["new.py::fresh"]
+    assert list(sizes.allocations(tmp_path)) == ["new.py::fresh"]
 
 
 @pytest.mark.parametrize("tp", [1, 4, 8])
 def test_only_what_says_so_grows_with_the_longest_context_and_never_faster(tp: int) -> None:
-    short = memory.Served(tp, context=131_072)
+    short = sizes.Served(tp, context=131_072)
     long = replace(short, context=8 * short.context)
     for one in memory.BUFFERS:
         before, after = one.size(short), one.size(long)
@@ -65,20 +71,20 @@ def test_only_what_says_so_grows_with_the_longest_context_and_never_faster(tp: i
 
 
 def test_the_rows_agree_with_the_planner() -> None:
-    served = memory.Served()
+    served = sizes.Served()
     traffic = kv.Traffic(served.context, served.tokens)
-    assert memory.gathered(served) == buffers.workspace(FLASH, range(FLASH.layers), traffic, "0.33.0")
-    assert memory.LOGITS_BYTES == buffers.INDEX_LOGITS
-    assert memory.unpacked(replace(served, tp=1)) == 40 * 8_192 * 4_096 * 2
+    assert sizes.gathered(served) == buffers.workspace(FLASH, range(FLASH.layers), traffic, "0.33.0")
+    assert sizes.LOGITS_BYTES == buffers.INDEX_LOGITS
+    assert sizes.unpacked(replace(served, tp=1)) == 40 * 8_192 * 4_096 * 2
 
 
 def test_logits_of_a_chunk_stay_near_what_vllm_reserves() -> None:
     """Its chunks have rows x keys <= 2^27; a row is rounded up to 256 elements."""
-    assert memory.prefill_logits(memory.Served()) <= memory.LOGITS_BYTES + 8_192 * 1_024
+    assert sizes.prefill_logits(sizes.Served()) <= sizes.LOGITS_BYTES + 8_192 * 1_024
 
 
 def test_the_enable_groups_other_ops_are_named() -> None:
     text = memory.section()
     assert "engram, fp8_pack, indexer_k, indexer_metadata, kv_insert, swa_replay, tile_scheduler" in text
-    for place in memory.allocations(PAYLOAD):
+    for place in sizes.allocations(memory.PAYLOAD):
         assert not place.startswith(("ops/engram/", "ops/kv_insert/", "ops/indexer_k/", "ops/rope_quant/"))
