@@ -106,12 +106,23 @@ def parameters(document: dict[str, Any], other: dict[str, Any]) -> Iterator[Find
     mine, theirs = document["parameters"], other["parameters"]
     if not mine or not theirs:
         yield _bad("parameters", "", "a run left no list of its parameters")
+    if len(mine) != len(theirs):
+        # the stages of a pipeline have one model's between them
+        mine, theirs = _of_all_ranks(mine), _of_all_ranks(theirs)
     for key in sorted(mine.keys() | theirs.keys()):
         left = {tuple(_entry(one)) for one in mine.get(key, ())}
         right = {tuple(_entry(one)) for one in theirs.get(key, ())}
         if left != right:
             some = ", ".join(str(one[0]) for one in sorted(left ^ right, key=str)[:3])
             yield _bad("parameters", key, f"{len(left ^ right)} parameters differ, such as {some}")
+
+
+def _of_all_ranks(lists: dict[str, list[list[Any]]]) -> dict[str, list[list[Any]]]:
+    """`target-0`, `target-1` … → `target`."""
+    found: dict[str, list[list[Any]]] = {}
+    for key, entries in lists.items():
+        found.setdefault(key.partition("-")[0], []).extend(entries)
+    return found
 
 
 def _entry(one: list[Any]) -> tuple[Any, ...]:

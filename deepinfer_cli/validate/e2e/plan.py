@@ -42,7 +42,6 @@ class Configuration:
         phases: what to do with it, in order (see `phases`).
         gpus: how many it takes.
         env: variables of the child.
-        stock: engine settings that stock needs besides, to run this at all.
     """
 
     what: str
@@ -51,7 +50,6 @@ class Configuration:
     phases: tuple[Mapping[str, Any], ...] = ()
     gpus: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
-    stock: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _phases(lengths: tuple[int, ...], *, chunks: tuple[int, ...] = (700,)) -> tuple[dict[str, Any], ...]:
@@ -67,7 +65,7 @@ def _phases(lengths: tuple[int, ...], *, chunks: tuple[int, ...] = (700,)) -> tu
             "seed": 2,
             "plain": True,
         },
-        {"name": "prefix", "do": "prefix", "shared": 1_500, "own": 60, "tokens": 8},
+        {"name": "prefix", "do": "prefix", "shared": 1_537, "own": 60, "tokens": 8},
     )
 
 
@@ -122,12 +120,10 @@ CONFIGURATIONS: dict[str, Configuration] = {
         gpus=2,
         env=_NO_MULTICAST,
     ),
-    # The cut before layer 4, a KV source, is one of the few that V4.1 allows. Stock's replay begins there too, and
-    # finds no layer before it (see the binding of `sparse_swa`).
+    # the cut before layer 4, a KV source, is one of the few that V4.1 allows
     "pp2": Configuration(
         "two GPUs, pipeline of four and four layers",
         engine={"pipeline_parallel_size": 2},
-        stock={"swa_bounded_replay": False},
         phases=_phases(SHORT_EDGES),
         gpus=2,
         env={**_NO_MULTICAST, "VLLM_PP_LAYER_PARTITION": "4,4"},
@@ -189,8 +185,6 @@ class Run:
         }  # fmt: skip
         if self.kv_bytes is not None:
             settings["kv_cache_memory_bytes"] = self.kv_bytes
-        if self.arch is None:
-            settings |= self.configuration.stock
         return settings | given
 
     def utilization(self) -> float:
@@ -254,6 +248,14 @@ def stock_runs(capability: tuple[int, int]) -> bool:
     return capability >= (9, 0)
 
 
+def without_pipeline(configuration: Configuration) -> Configuration:
+    """The same on one GPU where it is a pipeline: vLLM 0.33 starts none of V4.1 (see the binding of `kv_cache_planning`)."""
+    if "pipeline_parallel_size" not in configuration.engine:
+        return configuration
+    engine = {name: value for name, value in configuration.engine.items() if name != "pipeline_parallel_size"}
+    return replace(configuration, engine=engine, gpus=1, env={})
+
+
 def enable_only(tested: Run, groups: Mapping[str, str]) -> Run:
     """The same run without the ops that only make it faster."""
     name = f"{tested.name.removesuffix('-overlay')}-enable-only"
@@ -281,9 +283,8 @@ def pairs(
             base, name=f"{name}-overlay", configuration=configuration, arch=arch, generate=not native
         )
         if stock_runs(capability):
-            other = replace(
-                base, name=f"{name}-stock", configuration=configuration, arch=None, generate=False
-            )
+            alone = without_pipeline(configuration)
+            other = replace(base, name=f"{name}-stock", configuration=alone, arch=None, generate=False)
         else:
             other = enable_only(tested, groups)
         found.append((tested, other))

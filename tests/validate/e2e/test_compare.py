@@ -83,6 +83,15 @@ def test_the_sinks_of_padded_heads_are_no_difference():
     assert bad(compare.against(one, two)) == {("parameters", "target-0")}
 
 
+def test_the_stages_of_a_pipeline_have_one_models_parameters():
+    whole, stages = document(), document()
+    whole["parameters"]["target-0"].append(["b.weight", [2], "bfloat16", "matrix"])
+    stages["parameters"]["target-1"] = [["b.weight", [2], "bfloat16", "matrix"]]
+    assert bad(compare.against(stages, whole)) == set()
+    stages["parameters"]["target-1"] = []
+    assert bad(compare.against(stages, whole)) == {("parameters", "target")}
+
+
 def change(path, value):
     one = document()
     where = one["phases"]

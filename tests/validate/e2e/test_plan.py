@@ -87,6 +87,17 @@ def test_the_reference_is_stock_where_stock_runs():
     assert tested.configuration is other.configuration
 
 
+def test_the_reference_of_a_pipeline_is_one_gpu_of_stock():
+    """Stock vLLM 0.33.0 starts no pipeline of V4.1."""
+    ((tested, other),) = plan.pairs(["pp2"], BASE, GROUPS, (9, 0), "sm80")
+    assert tested.engine()["pipeline_parallel_size"] == 2 and tested.configuration.gpus == 2
+    assert "pipeline_parallel_size" not in other.engine() and other.configuration.gpus == 1
+    assert "VLLM_PP_LAYER_PARTITION" not in other.environment({})
+    assert tested.configuration.phases == other.configuration.phases
+    ((tested, other),) = plan.pairs(["pp2"], BASE, GROUPS, (8, 0), "sm80")
+    assert tested.configuration is other.configuration
+
+
 def test_the_reference_is_the_enable_group_on_ampere():
     ((tested, other),) = plan.pairs(["graphs"], BASE, GROUPS, (8, 0), "sm80")
     assert (tested.arch, tested.generate, tested.off) == ("sm80", False, ())
