@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from deepinfer_cli.overlay import manifest
 from deepinfer_cli.planner import buffers, kv
 from deepinfer_cli.planner.shape import FLASH
 from scripts import memory_sizes as sizes
@@ -83,8 +84,9 @@ def test_logits_of_a_chunk_stay_near_what_vllm_reserves() -> None:
     assert sizes.prefill_logits(sizes.Served()) <= sizes.LOGITS_BYTES + 8_192 * 1_024
 
 
-def test_the_enable_groups_other_ops_are_named() -> None:
-    text = memory.section()
-    assert "engram, fp8_pack, indexer_k, indexer_metadata, kv_insert, swa_replay, tile_scheduler" in text
+def test_the_enable_groups_other_ops_are_named_and_allocate_nothing() -> None:
+    rest = manifest.load().enable - {op for one in memory.BUFFERS for op in memory._ops_of(one)}
+    assert rest >= {"engram", "indexer_k", "kv_insert"}
+    assert f"({', '.join(sorted(rest))})" in memory.section()
     for place in sizes.allocations(memory.PAYLOAD):
-        assert not place.startswith(("ops/engram/", "ops/kv_insert/", "ops/indexer_k/", "ops/rope_quant/"))
+        assert not place.startswith((*(f"ops/{op}/" for op in rest), "ops/rope_quant/"))
