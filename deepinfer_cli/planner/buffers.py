@@ -1,7 +1,7 @@
 """What vLLM takes of each GPU beside weights and KV cache: tables, workspace, buffers, activations, and an allowance.
 
 All sizes are bytes. `workspace` and `tables` follow the allocations in vLLM's code; `activations` is a sum over what one
-layer keeps at once, and `ALLOWANCE` covers what is in no tensor: both are estimates.
+step keeps at once, and the last constants cover what is in no tensor: both are estimates.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ INDEX_ROW, ROWS_PER_FACTOR, FACTOR, LONG_FACTOR, LONG = 132, 8, 5, 2, 262_144
 INDEX_LOGITS = 512 << 20
 # candidate blocks of positions that the first index source of ratio 1 leaves to the others
 CANDIDATES = 2_048
-# CUDA graphs, NCCL's buffers and the libraries' own: an allowance, not a measurement
-GRAPHS, LIBRARIES, COMMUNICATION = 512 << 20, 384 << 20, 384 << 20
+# CUDA graphs and what several GPUs exchange through: an allowance. Libraries and vLLM's own buffers: what was left on an H200
+GRAPHS, LIBRARIES, COMMUNICATION = 512 << 20, 208 << 20, 384 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,10 @@ def tables(shape: Shape, layers: range, traffic: kv.Traffic, served: Served) -> 
 
 
 def workspace(shape: Shape, layers: range, traffic: kv.Traffic, release: str) -> int:
-    """vLLM's one shared workspace: the larger of what prefill gathers and what the indexer gathers.
+    """vLLM's one shared workspace: the largest of what prefill gathers, what the indexer gathers, and what experts make.
 
-    `models/deepseek_v41/amd/rocm.py:_prefill_workspace_shapes`, `layers/sparse_attn_indexer.py:_gather_workspace_shapes`.
+    `models/deepseek_v41/amd/rocm.py:_prefill_workspace_shapes`, `layers/sparse_attn_indexer.py:_gather_workspace_shapes`,
+    and for each token's experts two rows of the model's width (`fused_moe/experts/marlin_moe.py:workspace_shapes`).
     """
     ratios = [shape.ratios[layer] for layer in layers if shape.ratios[layer]]
     rows = -(-traffic.context // min(ratios)) if ratios else 0
@@ -94,27 +95,23 @@ def workspace(shape: Shape, layers: range, traffic: kv.Traffic, release: str) ->
     indexed = [shape.ratios[layer] for layer in shape.index_sources if layer in layers]
     factor = LONG_FACTOR if traffic.context > LONG and minor(release) >= 32 else FACTOR
     keys = INDEX_ROW * ROWS_PER_FACTOR * factor * traffic.context // min(indexed) if indexed else 0
-    return max(gathered, keys)
+    made = 2 * traffic.batched_tokens * shape.experts_per_token * shape.hidden * BF16
+    return max(gathered, keys, made)
 
 
 def activations(shape: Shape, traffic: kv.Traffic, served: Served) -> float:
-    """The most that one step keeps at once: an estimate.
+    """The most that one step keeps at once, beside the workspace: an estimate.
 
-    Residual streams before, in and after a mix; beside them the larger of attention (queries and outputs of every head,
-    latents), the experts (what each token's experts make, between and after their two products) and the indexer's
-    logits. At the end logits in bfloat16 and float32.
+    Four copies of the residual streams, queries and outputs of every head, and a block of the indexer's logits: within 1 %
+    what vLLM 0.33.0's dummy pass took on an H200 with 2,048 and with 8,192 tokens. That TP splits the heads' share is
+    assumed. At the end logits in bfloat16 and float32, once for each sequence, whatever is drafted
+    (`v1/worker/gpu/model_runner.py:profile_run`).
     """
-    tokens, tp = traffic.batched_tokens, served.tp
-    streams = 3 * shape.streams * shape.hidden * BF16
-    heads = 2 * shape.heads * shape.head_dim + shape.o_groups * shape.o_rank
-    attention = (heads / tp + shape.q_rank + shape.head_dim + shape.hidden) * BF16
-    made = 3 * shape.expert_width / tp + shape.hidden
-    experts = (shape.experts_per_token * made + 2 * shape.hidden) * BF16
-    layer = max(tokens * max(attention, experts), INDEX_LOGITS)
-    # vLLM's dummy pass samples once for each sequence, whatever is drafted (v1/worker/gpu/model_runner.py:profile_run)
-    rows = min(served.sequences, tokens)
+    streams = 4 * shape.streams * shape.hidden * BF16
+    heads = 2 * shape.heads * shape.head_dim * BF16 / served.tp
+    rows = min(served.sequences, traffic.batched_tokens)
     logits = rows * shape.vocab * (BF16 + 2 * FLOAT32) if served.last else 0
-    return max(tokens * streams + layer, float(logits))
+    return max(INDEX_LOGITS + traffic.batched_tokens * (streams + heads), float(logits))
 
 
 def minor(release: str) -> int:

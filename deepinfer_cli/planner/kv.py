@@ -270,6 +270,21 @@ def stages(shape: Shape, partition: Sequence[int]) -> list[range]:
     return [range(start, start + count) for start, count in zip(starts, partition, strict=True)]
 
 
+def missing(shape: Shape, partition: Sequence[int], traffic: Traffic) -> list[tuple[int, Group]]:
+    """Stages that own no page of a group, which stock vLLM 0.30 to 0.33 cannot allocate.
+
+    `planning:_project_kv_cache_groups_to_worker` leaves such a group the whole model's layers, and
+    `v1/worker/utils.py:allocate_kv_cache` finds no group that has them: StopIteration. Seen with 0.33.0 on two H200.
+    """
+    whole = groups(shape, traffic)
+    return [
+        (index, group)
+        for index, layers in enumerate(stages(shape, partition))
+        for group in whole
+        if not group.on(layers)
+    ]
+
+
 def pool(shape: Shape, partition: Sequence[int], traffic: Traffic, available: Sequence[int]) -> Pool:
     """The KV cache of a pipeline.
 

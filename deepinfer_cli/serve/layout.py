@@ -91,20 +91,21 @@ def explain(
     """The layout with the partition that is given; without one, with the partition that serves the most.
 
     Raises:
-        UsageError: no partition into so many stages is legal (`layout-impossible`).
+        UsageError: it has more stages than layers, or needs a partition (`layout-impossible`).
     """
     uneven = tuple(tps) if len(set(tps)) > 1 else ()
     stages = len(tps)
-    choices = [given] if given else list(partition.legal(stages))
+    # what stock refuses is explained with vLLM's own equal stages
+    choices = [given] if given else list(partition.legal(stages)) or [partition.even(stages)]
     if uneven and not given:
         choices = [(first, partition.LAYERS - first) for first in range(1, partition.LAYERS)]
-    if not choices or (uneven and stages > 2 and not given):
+    if stages > partition.LAYERS or (uneven and stages > 2 and not given):
         raise UsageError(
-            f"PP{stages}: stock vLLM builds the model in at most {partition.MAX_STAGES} stages"
-            if not uneven
+            f"{stages} stages of {partition.LAYERS} layers"
+            if stages > partition.LAYERS
             else f"{stages} stages of different TP need --partition",
             code="layout-impossible",
-            hint=f"pp{partition.MAX_STAGES}, or --partition with layers for each stage: its numbers are shown all the same",
+            hint=f"--layout pp{partition.MAX_STAGES}, or --partition with layers for each stage",
         )
     kinds = (expert_parallel or False,) if expert_parallel is not None or max(tps) == 1 else (False, True)
     best = None

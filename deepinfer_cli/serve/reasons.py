@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deepinfer_cli.planner import buffers, weights
+from deepinfer_cli.planner import buffers, kv, weights
 from deepinfer_cli.serve import memory, partition
 from deepinfer_cli.serve.memory import Estimate, Layout, Load
 
@@ -20,6 +20,7 @@ def why(found: Estimate, load: Load, gpus: int) -> Iterator[str]:
     yield from _experts(layout)
     yield from _replicated(layout, load)
     yield from _stages(layout, load)
+    yield from _mended(layout, load)
     if layout.gpus < gpus:
         yield (
             f"{gpus - layout.gpus} of {gpus} GPUs are left over: 64 heads are split by 1, 2, 4 or 8, and stages begin "
@@ -68,6 +69,18 @@ def _stages(layout: Layout, load: Load) -> Iterator[str]:
     )
     with_it = f"planned with DSpark, {load.speculative} tokens a step" if load.speculative else "no DSpark"
     yield f"{hops}{single}; {with_it}: vLLM 0.30 to 0.33 refuses it for this model with pipeline stages"
+
+
+def _mended(layout: Layout, load: Load) -> Iterator[str]:
+    """What of a pipeline stock vLLM 0.30 to 0.33 does not start."""
+    lacking = kv.missing(load.model, layout.partition, load.traffic) if layout.stock else []
+    if lacking:
+        index, group = lacking[-1]
+        owners = ", ".join(str(page.layer) for page in group.pages)
+        yield (
+            f"stock vLLM 0.30 to 0.33 does not start these stages: stage {index + 1} owns no layer of the KV cache group of "
+            f"{group.kind} pages (layers {owners}), and allocate_kv_cache raises StopIteration; the overlay's op `pipeline` mends that"
+        )
 
 
 def refused(layout: Layout, release: str) -> Iterator[str]:

@@ -199,8 +199,16 @@ def what_would(gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> It
     counts = [count for count in _COUNTS if count > gpus and count >= enough]
     sizes = [size for size in _SIZES if size > gib and gpus * size * load.utilization >= _least(load)]
     changes = (asked, *less[-1:])
-    yield from _first([(f"{count} GPUs of this size", count, gib) for count in counts], changes)
-    yield from _first([(f"{gpus} GPUs of {size} GB", gpus, size) for size in sizes], changes)
+    found = list(_first([(f"{count} GPUs of this size", count, gib) for count in counts], changes))
+    found += _first([(f"{gpus} GPUs of {size} GB", gpus, size) for size in sizes], changes)
+    if not found:
+        machines = sorted(
+            (count * size, count, size) for size in _SIZES if size > gib for count in _COUNTS if count >= gpus
+        )
+        found += _first(
+            [(f"{count} GPUs of {size} GB", count, float(size)) for _, count, size in machines], (asked,)
+        )
+    yield from found
 
 
 _Change = tuple[str, Load, tuple[int, ...]]

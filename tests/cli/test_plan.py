@@ -84,6 +84,18 @@ def test_one_layout_is_explained_stage_by_stage(plan: Plan) -> None:
     assert "stage 2 decides" in run.out or "stage 1 decides" in run.out
 
 
+def test_more_stages_than_stock_has_are_shown_as_equal_ones(plan: Plan) -> None:
+    run = plan(*of(8, 80), "--layout", "pp7")
+    assert "Refused\tWhy" in run.out and "5,6,6,6,6,6,5" in run.out and "vllm serve" not in run.out
+
+
+def test_a_stage_without_a_group_needs_the_overlay(plan: Plan) -> None:
+    run = plan(*of(8, 80), "--layout", "tp4pp2", "--partition", "20,20")
+    assert "stage 2 owns no layer of the KV cache group of ring pages (layers 2, 8, 14)" in run.out
+    assert "the overlay's op `pipeline` mends that" in run.out
+    assert "StopIteration" not in plan(*of(8, 80), "--layout", "tp4pp2", "--partition", "14,26").out
+
+
 def test_the_published_layout_is_shown_though_stock_refuses_it(plan: Plan) -> None:
     run = plan(
         "--gpu-memory", 64, *PUBLISHED, "--gpu-memory-utilization", 0.95, "--max-num-batched-tokens", 2048
@@ -116,7 +128,7 @@ def test_six_stages_of_one_gpu_say_what_single_stream_decode_does(plan: Plan) ->
         (of(1, 24), 3, "model-does-not-fit", "16 GPUs of this size with --max-num-batched-tokens 2048"),
         ((*of(8, 80), "--layout", "tp3"), 2, "layout-impossible", "--layout tp2"),
         ((*of(8, 80), "--layout", "tp3pp2"), 2, "layout-impossible", "--layout tp2pp2"),
-        ((*of(8, 80), "--layout", "pp7"), 2, "layout-impossible", "pp6"),
+        ((*of(48, 80), "--layout", "pp41"), 2, "layout-impossible", "pp6"),
         ((*of(8, 80), "--layout", "eight"), 2, "layout-impossible", "tp8"),
         ((*of(4, 80), "--layout", "tp8"), 2, "layout-impossible", "--gpus 8"),
         ((*of(8, 80), "--context", 2_000_000), 2, "context-too-long", "--context 1048576"),

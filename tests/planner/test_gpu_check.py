@@ -113,7 +113,12 @@ def test_every_row_can_be_planned(script):
     for row in script.ROWS:
         small = shape.from_config(row.config())
         partition = row.partition or (small.layers,)
-        pool = kv.pool(small, partition, row.traffic(), [int(gib * 2**30) for gib in row.gib])
+        pool = kv.pool(
+            small,
+            partition,
+            row.traffic(),
+            [int(gib * 2**30) for gib in row.gib] * (len(partition) // len(row.gib)),
+        )
         assert pool.starts, row.name
         assert row.settings()["max_model_len"] <= small.positions
         cuts = [sum(partition[: index + 1]) for index in range(len(partition) - 1)]
@@ -127,3 +132,13 @@ def test_two_gpus_may_differ_more(script):
     for given, far in ((row, 0.015), (replace(row, engine={}), 0.005)):
         assert script.compare(given, [event, {"vllm": {"tokens": int(planned * (1 + far))}}])["ok"]
         assert not script.compare(given, [event, {"vllm": {"tokens": int(planned * (1 + 3 * far))}}])["ok"]
+
+
+def test_what_vllm_refuses_must_be_refused(script):
+    row = next(row for row in script.ROWS if row.name == "pp2-stock")
+    told = {"error": "RuntimeError: Worker failed with error ''"}
+    assert script.compare(row, [told])["ok"]
+    assert not script.compare(row, [{"error": "ValueError: no GPU"}])["ok"]
+    assert not script.compare(row, [{"worker": {}}, {"vllm": {"tokens": 1}}])["ok"]
+    small = shape.from_config(row.config())
+    assert kv.missing(small, row.partition, row.traffic())

@@ -146,3 +146,22 @@ def test_a_config_is_read_as_the_model_is_written() -> None:
     assert (drafted.draft_layers, drafted.draft_experts, drafted.engram.layers) == (1, 16, (1, 3))
     with pytest.raises(ValueError, match="compress_ratios"):
         shape.from_config({"model_type": "llama"})
+
+
+@pytest.mark.parametrize(
+    ("partition", "lacking"),
+    [
+        ((40,), []),
+        ((14, 26), []),
+        ((8, 6, 26), []),
+        # seen to fail with vLLM 0.33.0 on two H200
+        ((20, 20), [(1, "ring")]),
+        ((14, 6, 20), [(2, "ring")]),
+        ((2, 38), [(0, "window"), (0, "window"), (0, "compressed"), (0, "ring")]),
+    ],
+)
+def test_stages_that_own_no_layer_of_a_group(
+    partition: tuple[int, ...], lacking: list[tuple[int, str]]
+) -> None:
+    found = kv.missing(FLASH, partition, Traffic(8_192))
+    assert [(index, group.kind) for index, group in found] == lacking
