@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -56,6 +57,15 @@ def test_the_plan_is_near_what_was_published() -> None:
     for row, _, published in script.PUBLISHED:
         tokens = script.plan(row.command(script.SHOWN))[1]["layout"]["pool"]["tokens"]
         assert 0.8 * published < tokens < 1.1 * published
+
+
+def test_the_run_on_a_gpu_is_as_large_as_is_said() -> None:
+    run = json.loads(read("benchmarks/results/checks/plan_2026-11-30.json"))
+    pools = [row for row in run["rows"] if row["do"] == "pool" and row["vllm"]]
+    single = [row for row in pools if row["gpus"] == 1]
+    assert f"{len(single)} configurations" in TEXT and [row["name"] for row in pools if row["gpus"] > 1] == [
+        "tp2"
+    ]
 
 
 def test_which_stages_stock_starts() -> None:
