@@ -168,8 +168,10 @@ def real_release(tmp_path: Path, pristine_release: Callable[[str], Path]) -> Cal
             clone(source / name, into / name)
         others = {symbol.module for symbol in manifests.load().symbols if "{layout}" not in symbol.module}
         for name in ("__init__.py", "_version.py", "models/__init__.py", *sorted(others)):
-            (into / "vllm" / name).parent.mkdir(parents=True, exist_ok=True)
-            os.link(source / "vllm" / name, into / "vllm" / name)
+            # a module may be in some releases only
+            if (source / "vllm" / name).exists():
+                (into / "vllm" / name).parent.mkdir(parents=True, exist_ok=True)
+                os.link(source / "vllm" / name, into / "vllm" / name)
         return into
 
     return make

@@ -43,6 +43,7 @@ ENABLE = (
     "engram",
     "tile_scheduler",
     "swa_replay",
+    "pipeline",
 )
 OPS = ACCELERATE + ENABLE
 SHARED_HOOKS = (
@@ -65,6 +66,9 @@ SHARED_HOOKS = (
 def hooked_paths(version: str, layout: str = "deepseek_v41") -> list[str]:
     """What an install edits in a real release, sorted, from the folder above `vllm` on."""
     own = [CACHE_UTILS, *([ROCM] if version in ("0.30.0", "0.31.0") else [])]
+    own.append(f"v1/core/kv_cache_{'planning' if version == '0.33.0' else 'utils'}.py")
+    if version != "0.30.0":
+        own.append("models/{layout}/nvidia/model_state.py")
     return sorted(f"vllm/{name.replace('{layout}', layout)}" for name in (*own, *SHARED_HOOKS))
 
 

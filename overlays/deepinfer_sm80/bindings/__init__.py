@@ -17,8 +17,11 @@ from . import (
     fused_indexer_q,
     indexer_k_store,
     indexer_metadata,
+    kv_cache_planning,
+    kv_cache_utils,
     mhc_tilelang,
     mhc_warmup,
+    model_state,
     nvidia_model,
     rocm,
     rocm_aiter_mla_sparse,
@@ -47,6 +50,9 @@ _MODULES = (
     indexer_metadata,
     sparse_attn_indexer,
     sparse_swa,
+    kv_cache_utils,
+    kv_cache_planning,
+    model_state,
     workspace,
 )
 ALL: dict[str, tuple[Binding, ...]] = {module.MODULE: module.BINDINGS for module in _MODULES}
