@@ -14,6 +14,7 @@ import importlib
 import json
 import sys
 import tarfile
+import types
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ def main() -> int:
     options = _options()
     if options.path:
         sys.path.insert(0, str(options.path))
+    _pretend_a_gpu()
     kernels = unique(kernel for path in options.records for kernel in read(path))
     failed = []
     for kernel in kernels:
@@ -61,6 +63,18 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--path", type=Path)
     parser.add_argument("--output", type=Path)
     return parser.parse_args()
+
+
+def _pretend_a_gpu() -> None:
+    """Without an active driver vLLM's modules define no kernels, and those for AMD cards ask for a device's name."""
+    import torch
+    from triton.backends import backends
+
+    backends["nvidia"].driver.is_active = staticmethod(lambda: True)
+    if "amd" in backends:
+        backends["amd"].driver.is_active = staticmethod(lambda: False)
+    if not torch.cuda.is_available():
+        torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(gcnArchName="")
 
 
 def read(path: Path) -> list[dict[str, Any]]:

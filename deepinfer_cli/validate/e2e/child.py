@@ -102,6 +102,8 @@ def _pretend(capability: list[int]) -> None:
     answer = classmethod(lambda _cls, device_id=0: seen)
     for platform in (cuda.NvmlCudaPlatform, cuda.NonNvmlCudaPlatform):
         platform.get_device_capability = answer
+        # asks PyTorch, which knows the real card
+        platform.is_arch_support_pdl = classmethod(lambda _cls: capability[0] >= 9)
     _tell_payload_the_card()
 
 
