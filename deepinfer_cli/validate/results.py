@@ -107,6 +107,8 @@ def merge(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
     changed = changed_ops(old, new)
     kept = [row for row in old["rows"] if group(row) not in measured and row["op"] not in changed]
     environment = merge_environments(old["environment"], new["environment"])
+    if not kept:
+        environment["commit"] = new["environment"].get("commit")
     return {**new, "environment": environment, "rows": kept + new["rows"]}
 
 
@@ -121,6 +123,10 @@ def changed_ops(old: dict[str, Any], new: dict[str, Any]) -> set[str]:
 def merge_environments(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """What is known of a machine after a second look; `mma_tflops` keeps the architectures of both, `kernels` the ops."""
     merged = old | {name: value for name, value in new.items() if value is not None}
+    commits = [str(one["commit"]) for one in (old, new) if one.get("commit")]
+    if commits:
+        # rows of both are in the file: of an overlay that has grown, say
+        merged["commit"] = "; ".join(dict.fromkeys(part for one in commits for part in one.split("; ")))
     for name in ("mma_tflops", KERNELS):
         both = [one[name] for one in (old, new) if isinstance(one.get(name), dict)]
         if both:

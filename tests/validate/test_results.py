@@ -118,7 +118,12 @@ def test_an_overlay_that_has_grown_keeps_what_was_measured_of_unchanged_ops():
         ("insert", None),
         ("gather", "sm86"),
     ]
-    assert again["environment"]["commit"] == "payload cccc, git 1"
+    assert again["environment"]["commit"] == "; ".join(
+        f"payload {one}, git 1" for one in ("aaaa", "bbbb", "cccc")
+    )
+    # nothing of the old ones is left
+    only = results.merge(_of("aaaa", row(), gather="1"), _of("bbbb", row(), gather="2"))
+    assert only["environment"]["commit"] == "payload bbbb, git 1"
 
 
 def test_kernels_that_have_changed_leave_no_row_of_the_old_ones_behind():
