@@ -7,6 +7,7 @@ from typing import Any
 
 from deepinfer_cli.output import Output
 from deepinfer_cli.render import Justify, Table, table
+from deepinfer_cli.serve import reasons
 from deepinfer_cli.serve.recommend import Option
 
 RIGHT: Justify = "right"
@@ -24,6 +25,7 @@ def option_data(option: Option) -> dict[str, Any]:
         "gpus": layout.gpus,
         "stock": layout.stock,
         "status": status(option),
+        "note": reasons.short(layout, load),
         "context": load.context,
         "speculative_tokens": load.speculative,
         "usable_gib": round(found.usable, 3),
@@ -89,7 +91,7 @@ def show(out: Output, data: dict[str, Any], *, explained: bool) -> None:
 
 def _layouts(data: dict[str, Any]) -> Table:
     headers = ("Layout", "Status", "GPUs", ("Without KV (GiB)", RIGHT), ("Of (GiB)", RIGHT),
-               ("Context", RIGHT), ("Pool (tokens)", RIGHT), ("Contexts", RIGHT), "DSpark")  # fmt: skip
+               ("Context", RIGHT), ("Pool (tokens)", RIGHT), ("Contexts", RIGHT), "Note")  # fmt: skip
     rows = []
     for one in data["layouts"]:
         tight = max(stage["sum_gib"] for stage in one["stages"])
@@ -97,7 +99,7 @@ def _layouts(data: dict[str, Any]) -> Table:
         rows.append((
             one["name"], one["status"], one["gpus"], f"{tight:.1f}", f"{one['usable_gib']:.1f}",
             f"{one['context']:,}" if fits else None, f"{pool['tokens']:,}" if fits else None,
-            f"{pool['contexts']:.2f}" if fits else None, one["speculative_tokens"] or None,
+            f"{pool['contexts']:.2f}" if fits else None, one["note"],
         ))  # fmt: skip
     title = f"{data['gpus']} x {data['gpu_memory_gib']:g} GiB, vLLM {data['load']['release']}: layouts, the best first"
     return table(headers, rows, title)

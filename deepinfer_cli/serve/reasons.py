@@ -30,6 +30,22 @@ def why(found: Estimate, load: Load, gpus: int) -> Iterator[str]:
         yield _host(found, load)
 
 
+def short(layout: Layout, load: Load) -> str:
+    """What a layout costs, in a few words for a table."""
+    padding = memory.expert_padding(layout)
+    found = [f"experts padded by {100 * (padding - 1):.0f} %"] if padding > 1 else []
+    if layout.pp > 1:
+        one = " by one GPU at a time" if max(layout.tps) == 1 else ""
+        found.append(f"single-stream decode crosses {layout.pp} stages{one}")
+        if load.speculative == 0:
+            found.append("no DSpark")
+    if layout.stock and kv.missing(load.model, layout.partition, load.traffic):
+        found.append("stages need the overlay's `pipeline`")
+    if not layout.stock:
+        found.append("no vLLM of 0.30 to 0.33")
+    return "; ".join(found)
+
+
 def _experts(layout: Layout) -> Iterator[str]:
     padding = memory.expert_padding(layout)
     if padding > 1:
