@@ -28,19 +28,19 @@ MODULE = "v1.core.kv_cache_planning"
 
 def _project(stock):
     """All four."""
-    uniform = stock.__globals__["UniformTypeKVCacheSpecs"]
 
     def _project_kv_cache_groups_to_worker(global_kv_cache_groups, worker_spec):
-        return [_of_a_stage(group, uniform) for group in stock(global_kv_cache_groups, worker_spec)]
+        return [_of_a_stage(group) for group in stock(global_kv_cache_groups, worker_spec)]
 
     return _project_kv_cache_groups_to_worker
 
 
-def _of_a_stage(group: Any, uniform: type) -> Any:
-    spec = group.kv_cache_spec
-    if group.layer_names or not isinstance(spec, uniform):
+def _of_a_stage(group: Any) -> Any:
+    # the wrapper alone has it
+    members = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    if group.layer_names or not members:
         return group
-    return dataclasses.replace(group, kv_cache_spec=next(iter(spec.kv_cache_specs.values())))
+    return dataclasses.replace(group, kv_cache_spec=next(iter(members.values())))
 
 
 BINDINGS = (Binding("_project_kv_cache_groups_to_worker", "pipeline", (_project,)),)
