@@ -2,6 +2,7 @@
 
     python scripts/gpu_e2e.py --site 0.33.0=/tmp/site_0.33.0 [--site 0.30.0=...] --output DIR
         [--only NAME,NAME] [--gpus N] [--at-once N] [--timeout SECONDS] [--work DIR] [--list]
+    python scripts/gpu_e2e.py --from RUNS.tar.gz [--from RUNS.tar.gz] --output DIR
 
 A site is a folder that holds an untouched `vllm` and what it needs; the overlay goes into a copy of hard links, which
 an install breaks one by one. Run it with an interpreter that can import the sites, from this repository's root.
@@ -12,7 +13,8 @@ done. The others share the card, up to `--at-once`, with a fixed KV cache; of se
 until those two have started.
 
 DIR gets summary.json and runs.tar.gz (a document, a log and the recorded kernels of each run), both after every run,
-so a command that is stopped leaves what it has. The exit code is 0 if everything was as it must be.
+so a command that is stopped leaves what it has. The exit code is 0 if everything was as it must be. `--from` makes
+summary.json anew from the documents of earlier runs, a later archive's in place of an earlier one's.
 """
 
 from __future__ import annotations
@@ -80,8 +82,10 @@ def main() -> int:
     options = _options()
     sites = dict(text.split("=", 1) for text in options.site)
     groups = plan.groups_of(ROOT / "overlays" / "deepinfer_sm80")
-    options.work.mkdir(parents=True, exist_ok=True)
     jobs = _jobs(options, groups)
+    if options.archives:
+        return _summarize(options, jobs)
+    options.work.mkdir(parents=True, exist_ok=True)
     wanted = [job for job in jobs if job.version in sites and _chosen(job, options)]
     if options.list or not wanted:
         print("\n".join(f"{job.run.name:24} {job.version}  {job.run.configuration.what}" for job in jobs))
@@ -94,6 +98,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--site", action="append", default=[], metavar="VERSION=FOLDER")
+    parser.add_argument("--from", dest="archives", type=Path, action="append", default=[], metavar="RUNS")
     parser.add_argument("--output", type=Path, default=Path("e2e"))
     parser.add_argument("--work", type=Path, default=Path("/tmp/deepinfer-e2e"))
     parser.add_argument("--only", default="", help="names or beginnings of names, separated by commas")
@@ -102,6 +107,21 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a child may take")
     parser.add_argument("--list", action="store_true")
     return parser.parse_args()
+
+
+def _summarize(options: argparse.Namespace, jobs: list[Job]) -> int:
+    documents: dict[str, dict[str, Any]] = {}
+    for path in options.archives:
+        with tarfile.open(path) as archive:
+            names = [name for name in archive.getnames() if name.endswith("/document.json")]
+            for name in names:
+                stream = archive.extractfile(name)
+                assert stream is not None
+                documents[name.partition("/")[0]] = json.loads(stream.read())
+    matrix = Matrix(options, {}, [job for job in jobs if job.run.name in documents])
+    matrix.documents = documents
+    matrix.write_summary()
+    return 0 if matrix.summary()["ok"] else 1
 
 
 def _chosen(job: Job, options: argparse.Namespace) -> bool:
@@ -356,7 +376,11 @@ class Matrix:
     def summary(self) -> dict[str, Any]:
         """What must hold, run by run; `ok` if all does."""
         runs = {job.run.name: self._verdict(job) for job in self.jobs}
-        result: dict[str, Any] = {"schema_version": 1, "runs": runs}
+        result: dict[str, Any] = {
+            "schema_version": 1,
+            "environment": _environment(self.documents),
+            "runs": runs,
+        }
         result["accelerate_against_enable"] = _gain(self.documents)
         result["ok"] = all(verdict["ok"] for verdict in runs.values())
         result["ok"] &= result["accelerate_against_enable"].get("ok", True)
@@ -387,6 +411,10 @@ class Matrix:
             "ok": not reasons,
             "reasons": reasons,
             "version": document["version"],
+            "what": job.run.configuration.what,
+            "arch": document["arch"],
+            "off": document["off"],
+            "against": job.against,
             "seconds": document["seconds"],
             "kv_blocks": (document["answer"] or {}).get("kv_blocks"),
             "kv_tokens": document["kv_tokens"],
@@ -406,14 +434,17 @@ class Matrix:
             **({"times": document["phases"]["times"]} if "times" in document["phases"] else {}),
         }
 
+    def write_summary(self) -> None:
+        """summary.json, as far as it is."""
+        self.options.output.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(self.summary(), indent=1) + "\n"
+        (self.options.output / "summary.json").write_text(text, encoding="utf-8")
+
     def write(self) -> None:
         """summary.json and runs.tar.gz, as far as it is."""
         with self.lock:
             output = self.options.output
-            output.mkdir(parents=True, exist_ok=True)
-            (output / "summary.json").write_text(
-                json.dumps(self.summary(), indent=1) + "\n", encoding="utf-8"
-            )
+            self.write_summary()
             part = output / "runs.tar.gz.part"
             with tarfile.open(part, "w:gz", compresslevel=1) as archive:
                 for name, document in self.documents.items():
@@ -422,6 +453,16 @@ class Matrix:
                     for file in ("document.json", drive.LOG):
                         archive.add(folder / file, f"{name}/{file}")
             part.replace(output / "runs.tar.gz")
+
+
+def _environment(documents: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The GPU and what else the engines ran with."""
+    for document in documents.values():
+        if document["answer"]:
+            answer = document["answer"]
+            versions = {name: value for name, value in answer["versions"].items() if name != "vllm"}
+            return {"gpu": answer["workers"][0]["gpu"], "python": answer["python"], **versions}
+    return {}
 
 
 def _report(document: dict[str, Any]) -> dict[str, Any]:

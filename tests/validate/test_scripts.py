@@ -50,6 +50,23 @@ def measured():
 
 def test_the_tables_are_current(scripts):
     assert scripts("generate_tables").main(["--check"]) == 0
+    assert scripts("generate_e2e").main(["--check"]) == 0
+
+
+def test_the_end_to_end_tables_say_what_was_not_well(scripts, tmp_path, capsys):
+    tables = scripts("generate_e2e")
+    summary = json.loads(tables.SUMMARY.read_text(encoding="utf-8"))
+    summary["runs"]["sm80-eager"] |= {"ok": False, "reasons": ["the sink | is lost (/a/path)"]}
+    summary["runs"]["faults"]["faults"]["sink dropped"]["found"] = False
+    text = tables.tables(summary)
+    assert "| no: the sink / is lost |" in text and "| sink dropped | NO |" in text
+    page, changed = tmp_path / "page.md", tmp_path / "summary.json"
+    page.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
+    changed.write_text(json.dumps(summary))
+    arguments = ["--summary", str(changed), "--page", str(page)]
+    assert tables.main(["--check", *arguments]) == 1 and "not current" in capsys.readouterr().err
+    assert tables.main(arguments) == 0 and tables.main(["--check", *arguments]) == 0
+    assert page.read_text().startswith("before\n") and "old" not in page.read_text()
 
 
 def test_the_digest_has_the_chosen_cases_and_what_others_published(scripts):

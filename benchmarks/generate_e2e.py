@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Rewrites the end-to-end tables between the markers of docs/03_VALIDATION.md, from the summary of `scripts/gpu_e2e.py`.
+
+`--check` changes nothing and exits 1 if they are not current.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+SUMMARY = ROOT / "benchmarks" / "results" / "checks" / "e2e_2026-11-30.json"
+PAGE = ROOT / "docs" / "03_VALIDATION.md"
+BEGIN, END = "<!-- e2e:begin -->", "<!-- e2e:end -->"
+# places in a finding of the summary
+KIND, LENGTH, MEAN, RMS, P99 = 0, 2, 3, 4, 5
+# from this many tokens on a prompt's mean is steady
+STEADY = 130
+
+
+def tables(summary: dict[str, Any]) -> str:
+    """Runs, planted faults, and what the accelerate group gains."""
+    environment = summary["environment"]
+    machine = f"{environment['gpu']}, " + ", ".join(
+        f"{name} {environment[name]}" for name in ("torch", "triton", "tilelang") if environment.get(name)
+    )
+    return "\n\n".join([_runs(summary["runs"]), machine + ".", _faults(summary), _gain(summary)])
+
+
+def _runs(runs: dict[str, Any]) -> str:
+    lines = [
+        _line(["Run", "vLLM", "Code", "Held against", "Mean NLL", "RMS", "p99", "Decode RMS", "All well"]),
+        _line(["---"] * 4 + ["---:"] * 4 + ["---"]),
+    ]
+    for name, run in runs.items():
+        own = [one for one in run["findings"] if one[KIND] in ("against", "chunks")]
+        steady = [one for one in own if one[LENGTH] >= STEADY]
+        decoded = [one for one in run["findings"] if one[KIND] == "decode"]
+        cells = [
+            f"`{name}`",
+            run["version"],
+            _code(run),
+            f"`{run['against']}`" if run["against"] else "itself",
+        ]
+        cells += [
+            _worst(steady, MEAN, "{:.1e}"),
+            _worst(steady, RMS),
+            _worst(steady, P99),
+            _worst(decoded, RMS),
+        ]
+        lines.append(_line([*cells, "yes" if run["ok"] else f"no: {_short(run['reasons'][0])}"]))
+    return "\n".join(lines)
+
+
+def _code(run: dict[str, Any]) -> str:
+    if run["arch"] is None:
+        return "stock, native"
+    return f"{run['arch']}, enable group" if run["off"] else run["arch"]
+
+
+def _worst(findings: list[list[Any]], place: int, form: str = "{:.3f}") -> str:
+    values = [one[place] for one in findings if one[place] is not None]
+    return form.format(max(values)) if values else "-"
+
+
+def _short(reason: str) -> str:
+    return reason.split(" (/")[0].split(", please")[0].replace("|", "/")
+
+
+def _faults(summary: dict[str, Any]) -> str:
+    lines = [_line(["Planted fault", "Found", "RMS", "Decode RMS"]), _line(["---", "---", "---:", "---:"])]
+    for name, fault in summary["runs"]["faults"]["faults"].items():
+        against = [one for one in fault["findings"] if one[KIND] == "against" and one[LENGTH] >= STEADY]
+        decoded = [one for one in fault["findings"] if one[KIND] == "decode"]
+        found = ("none, rightly" if fault["found"] else "NO") if name == "prompts" else _yes(fault["found"])
+        label = "none" if name == "prompts" else name
+        lines.append(_line([label, found, _worst(against, RMS), _worst(decoded, RMS)]))
+    return "\n".join(lines)
+
+
+def _yes(found: bool) -> str:
+    return "yes" if found else "NO"
+
+
+def _gain(summary: dict[str, Any]) -> str:
+    gain = summary["accelerate_against_enable"]
+    names = {
+        "prefill_ms": "a prompt of 32,768 tokens, ms",
+        "prefill_gpu_ms": "the same, GPU busy",
+        "decode_1_ms": "a decode step of 1 request, ms",
+        "decode_1_gpu_ms": "the same, GPU busy",
+        "decode_8_ms": "a decode step of 8 requests, ms",
+        "decode_8_gpu_ms": "the same, GPU busy",
+    }
+    lines = [
+        _line(["sm80 code, eight layers", "All ops", "Enable group alone", "Ratio"]),
+        _line(["---"] + ["---:"] * 3),
+    ]
+    for key, label in names.items():
+        one = gain[key]
+        cells = [
+            f"{one['accelerate']:,.1f}",
+            f"{one['enable']:,.1f}",
+            f"{one['enable'] / one['accelerate']:.2f}x",
+        ]
+        lines.append(_line([label, *cells]))
+    fast, slow = gain["kv_blocks"]
+    lines.append(_line(["KV cache blocks that vLLM reports", f"{fast:,}", f"{slow:,}", ""]))
+    return "\n".join(lines)
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Rewrites, or checks."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only say whether the tables are current")
+    parser.add_argument("--summary", type=Path, default=SUMMARY)
+    parser.add_argument("--page", type=Path, default=PAGE)
+    options = parser.parse_args(argv)
+    content = tables(json.loads(options.summary.read_text(encoding="utf-8")))
+    old = options.page.read_text(encoding="utf-8")
+    before, rest = old.split(BEGIN, 1)
+    new = f"{before}{BEGIN}\n{content}\n{END}{rest.split(END, 1)[1]}"
+    if new == old:
+        return 0
+    if options.check:
+        print(f"{options.page} is not current: run benchmarks/generate_e2e.py", file=sys.stderr)
+        return 1
+    options.page.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
