@@ -40,7 +40,7 @@ def short(layout: Layout, load: Load) -> str:
         if load.speculative == 0:
             found.append("no DSpark")
     if layout.stock and kv.missing(load.model, layout.partition, load.traffic):
-        found.append("stages need the overlay's `pipeline`")
+        found.append("stages need the overlay's `pipeline`, and are not usable yet")
     if not layout.stock:
         found.append("no vLLM of 0.30 to 0.33")
     return "; ".join(found)
@@ -84,6 +84,10 @@ def _stages(layout: Layout, load: Load) -> Iterator[str]:
         ", and in single-stream decode one GPU works while the others wait" if max(layout.tps) == 1 else ""
     )
     with_it = f"planned with DSpark, {load.speculative} tokens a step" if load.speculative else "no DSpark"
+    yield (
+        "nobody has served this model in stages with the overlay: on two H200, 0.33.0 started them and failed at the first "
+        "mixed step (docs/03_VALIDATION.md)"
+    )
     yield f"{hops}{single}; {with_it}: vLLM 0.30 to 0.33 refuses it for this model with pipeline stages"
 
 

@@ -63,9 +63,8 @@ def test_the_run_on_a_gpu_is_as_large_as_is_said() -> None:
     run = json.loads(read("benchmarks/results/checks/plan_2026-11-30.json"))
     pools = [row for row in run["rows"] if row["do"] == "pool" and row["vllm"]]
     single = [row for row in pools if row["gpus"] == 1]
-    assert f"{len(single)} configurations" in TEXT and [row["name"] for row in pools if row["gpus"] > 1] == [
-        "tp2"
-    ]
+    assert f"{len(single)} configurations" in TEXT and "TP2 and three pipelines on two" in TEXT
+    assert {row["name"] for row in pools if row["gpus"] > 1} == {"tp2", "pp2", "pp2-uneven", "pp2-depth-40"}
 
 
 def test_which_stages_stock_starts() -> None:
