@@ -120,7 +120,7 @@ def millions(tokens: int) -> str:
 
 def layouts() -> str:
     """Every layout on every card."""
-    head = ["Layout", "GPUs", "Runs on", *(f"{card} GB cards" for card in CARDS)]
+    head = ["Layout", "GPUs", "Starts on", *(f"{card} GB cards" for card in CARDS)]
     lines = [head, ["---"] * 2 + ["---"] + ["---:"] * len(CARDS)]
     for row in ROWS:
         cells = [cell(row.command(card)) for card in CARDS]
