@@ -14,18 +14,16 @@ from deepinfer_cli.commands import e2e as e2e_command
 from deepinfer_cli.commands import serving_table, verify
 from deepinfer_cli.commands.options import TargetOptions
 from deepinfer_cli.detect.arch import arch_name
-from deepinfer_cli.errors import ExitCode, FailedError, Interruption, UnsupportedError, UsageError
+from deepinfer_cli.errors import DeepInferError, ExitCode, Interruption, UnsupportedError, UsageError
 from deepinfer_cli.output import Output
-from deepinfer_cli.overlay import payload
 from deepinfer_cli.overlay.signals import interruptible, shielded
 from deepinfer_cli.render import joined
 from deepinfer_cli.result import ErrorItem, Result
 from deepinfer_cli.validate import runner, switches
 from deepinfer_cli.validate.e2e import plan as e2e
-from deepinfer_cli.validate.serving import document, drive, plan
+from deepinfer_cli.validate.serving import document, drive, plan, text
 
 _SEEDS = 1_000_000_000
-_RUNNABLE = "run it on the machine that serves this vLLM, with the interpreter that runs it (--python)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +72,7 @@ def run(opts: ServingOptions, out: Output) -> Result:
         Interruption: Ctrl-C or SIGTERM; every process has been ended.
     """
     _check(opts)
+    text.check(opts.prompts, opts.text)
     if opts.output is not None:
         outfile.check(opts.output)
     request, found = _endpoints(opts, out) if opts.endpoints else _servers(opts, out)
@@ -109,9 +108,9 @@ def _check(opts: ServingOptions) -> None:
         ("--model", opts.model and not opts.endpoints), ("--small", opts.small), ("--endpoint", opts.endpoints),
     ) if given]  # fmt: skip
     if len(asked) != 1:
-        text = f"{asked[0]} and {asked[1]} do not go together" if asked else "there is nothing to serve"
+        what = f"{asked[0]} and {asked[1]} do not go together" if asked else "there is nothing to serve"
         raise UsageError(
-            text, code="usage", hint="pass --model MODEL, --small, or --endpoint URL twice; arguments of "
+            what, code="usage", hint="pass --model MODEL, --small, or --endpoint URL twice; arguments of "
             "`vllm serve` follow --",
         )  # fmt: skip
     if opts.endpoints and len(opts.endpoints) != 2:
@@ -172,11 +171,7 @@ def _servers(opts: ServingOptions, out: Output) -> tuple[plan.Request, dict[str,
             code="nothing-runnable",
             hint="name one with --target",
         )
-    installed = target.root / payload.PACKAGE
-    if not (installed / "__init__.py").is_file():
-        raise UnsupportedError(
-            "the overlay is not installed in this vLLM", code="nothing-runnable", hint="deepinfer install"
-        )
+    installed = e2e_command.installed(target)
     set_ = switches.read(installed)
     if set_.disabled:
         raise UsageError(
@@ -227,7 +222,7 @@ def _order(request: plan.Request) -> str:
     )
 
 
-def _show_tail(error: FailedError, out: Output) -> None:
+def _show_tail(error: DeepInferError, out: Output) -> None:
     for line in getattr(error, "log_tail", ()):
         out.warn(f"log | {line}")
 
@@ -258,9 +253,9 @@ def _verdict(
 ) -> tuple[ExitCode, tuple[ErrorItem, ...]]:
     errors = [
         ErrorItem(
-            "overlay-not-live", text, "the comparison says nothing of the overlay; the server's log says more"
+            "overlay-not-live", why, "the comparison says nothing of the overlay; the server's log says more"
         )
-        for text in drive.misled(request, measured)
+        for why in drive.misled(request, measured)
     ]
     errors += [
         ErrorItem("run-failed", f"{row['provider']}: {serving_table.what(row)}: {row['reason']}")

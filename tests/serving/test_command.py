@@ -69,7 +69,7 @@ def test_a_whole_comparison(start, tmp_path, nothing_left):
     assert nothing_left() == 4
     assert "both servers run at once, and their runs alternate" in err
     assert "cold prefill, 40 tokens\tprefill, tokens/s\t" in out
-    assert "live, 6 ops bound / live, 4 ops bound, 2 switched off" not in out  # the real overlay has more ops
+    assert "live, 6 ops bound / live, " in out
     assert "the scored text differs by" in out
     document = results.read(output)
     assert document["serving"]["order"] == "together"
@@ -77,7 +77,7 @@ def test_a_whole_comparison(start, tmp_path, nothing_left):
     for server in document["serving"]["servers"]:
         assert server["command"][-2:] == ["--block-size", "64"]
         assert server["overlay"]["state"] == "live"
-        assert "combine" not in server["switched_off"] or "gather" not in server["switched_off"]
+        assert ("combine" in server["switched_off"]) == (server["name"] == "enable-only")
     assert all("ratio" not in json.dumps(row) for row in document["rows"])
     assert {row["status"] for row in document["rows"]} == {"PASSED"}
     assert document["environment"]["gpu"] == "NVIDIA A100"
@@ -172,6 +172,8 @@ def test_an_overlay_that_was_not_live_fails_the_comparison(start, nothing_left):
         (["--model", "m", "--", "--port", "8000"], "--port is not yours to give"),
         (["--model", "m", "--output-tokens", "2000"], "is more than vLLM's loader lets through"),
         (["--small", "--input-tokens", "70000"], "the small model has"),
+        (["--model", "m", "--text", "gone.txt"], "the text cannot be read"),
+        (["--model", "m", "--prompts", "gone.jsonl"], "the prompts cannot be read"),
         (["--model", "m", "--max-smem", "1"], "--max-smem does not go with --serving"),
         (["--model", "m", "--input-tokens", "x"], "is no list of numbers"),
         (["--model", "m", "--arch", "sm86"], "runs its own code"),
@@ -246,8 +248,9 @@ def test_two_running_servers(start, endpoints, tmp_path):
     assert all(api.get(f"{url}/health", 5.0) == b"{}" for url in endpoints)
 
 
-def test_an_endpoint_that_is_none(start, endpoints):
-    process = start("--endpoint", endpoints[0], "--endpoint", "http://127.0.0.1:9", *QUICK)
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://127.0.0.1:9 9"])
+def test_an_endpoint_that_is_none(start, endpoints, url):
+    process = start("--endpoint", endpoints[0], "--endpoint", url, *QUICK)
     _out, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "error[endpoint-failed]: http://127.0.0.1:9 is no server that serves a model" in err
+    assert f"error[endpoint-failed]: {url} is no server that serves a model" in err

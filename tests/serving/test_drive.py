@@ -194,6 +194,29 @@ def test_a_port_in_use(request_of, tmp_path):
     assert not (tmp_path / "pids").exists()
 
 
+def test_a_port_that_is_taken_meanwhile_leaves_what_was_measured(request_of, tmp_path, monkeypatch):
+    ports, calls = drive.free_ports, []
+
+    def taken(count, first):
+        calls.append(count)
+        if len(calls) == 2:
+            raise UsageError("port 1 is in use", code="port-in-use")
+        return ports(count, first)
+
+    monkeypatch.setattr(drive, "free_ports", taken)
+    request = request_of(streams=(1,), repeats=1)
+    measured = measure(request, tmp_path)
+    assert measured.problem.code == "port-in-use"
+    assert drive.result_rows(request, measured)[0]["status"] == "PASSED"
+
+
+def test_a_text_of_one_token_is_not_scored(request_of, tmp_path):
+    request = request_of(streams=(1,), repeats=1)
+    request.text.write_text("one")
+    measured = measure(request, tmp_path)
+    assert "no second token" in measured.problem.message and measured.outcomes
+
+
 def test_the_small_model_is_written_and_its_processes_prepared(request_of, tmp_path):
     request = request_of(small=True, model=None, text=None, input_lengths=(40,), streams=(1,), repeats=1)
     folder = tmp_path / "one"

@@ -20,7 +20,7 @@ def request(**given):
     return plan.Request(Path("/python"), Path("/site"), SIDES, **({"model": "m"} | given))
 
 
-def test_the_issue_s_workloads():
+def test_the_default_workloads():
     found = request().workloads()
     assert [(work.kind, work.input_tokens, work.streams) for work in found] == [
         ("prefill", 16_384, 1), ("prefill", 65_536, 1), ("decode", None, 1), ("decode", None, 4),
@@ -165,6 +165,30 @@ def test_the_text_to_score(tmp_path):
     own.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="cannot be read"):
         text.to_score(own)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("own.json", '{"prompt": "go on"}\n'), ("own.jsonl", ""), ("own.jsonl", '{"text": "go on"}\n'),
+        ("own.jsonl", '{"prompt": "go on"}\ngo on\n'), ("own.jsonl", '{"prompt": 3}\n'), ("gone.jsonl", None),
+    ],
+)  # fmt: skip
+def test_prompts_that_vllm_would_not_read(tmp_path, name, content):
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UsageError, match=r"no list of prompts|cannot be read"):
+        text.check(path, None)
+
+
+def test_prompts_and_texts_that_can_be_used(tmp_path):
+    path = tmp_path / "own.jsonl"
+    path.write_text('{"prompt": "go on"}\n\n{"prompt": "and on", "output_tokens": 3}\n')
+    text.check(path, path)
+    path.write_text(" \n")
+    with pytest.raises(UsageError, match="is empty"):
+        text.check(None, path)
 
 
 def test_pieces():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import urllib.error
@@ -56,7 +57,7 @@ def _open(request: urllib.request.Request, timeout_s: float) -> bytes:
     except urllib.error.HTTPError as error:
         text = error.read(2_000).decode(errors="replace")
         raise HttpError(f"{request.full_url} answers {error.code}: {_message(text)}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise HttpError(f"{request.full_url} does not answer: {reason}") from error
 

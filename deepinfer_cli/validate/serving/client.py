@@ -11,6 +11,7 @@ after it), `error` (of a run: the next one goes on), `done`.
 from __future__ import annotations
 
 import functools
+import http.client
 import importlib.metadata
 import json
 import re
@@ -114,7 +115,7 @@ def counters(base_url: str) -> dict[str, float]:
     try:
         with opener.open(f"{base_url}/metrics", timeout=10.0) as answer:
             text = answer.read().decode(errors="replace")
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return {}
     found: dict[str, float] = {}
     for sample in _SAMPLE.finditer(text):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deepinfer_cli.errors import FailedError
+from deepinfer_cli.errors import DeepInferError, FailedError
 from deepinfer_cli.validate.results import Row
 from deepinfer_cli.validate.serving import api, live, rows, score, text
 from deepinfer_cli.validate.serving.bench import Client, Outcome
@@ -50,7 +50,7 @@ class Measured:
     servers: list[dict[str, Any]] = field(default_factory=list)
     scored: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str | None] = field(default_factory=dict)
-    problem: FailedError | None = None
+    problem: DeepInferError | None = None
     left: list[int] = field(default_factory=list)
 
 
@@ -73,7 +73,7 @@ class Drive:
         """Measures; whatever ends it early leaves what was measured before, and no process.
 
         Raises:
-            FailedError: a server did not come up, or nothing could be measured at all.
+            DeepInferError: a server did not come up, or nothing could be measured at all.
         """
         (self.folder / "client").mkdir(parents=True, exist_ok=True)
         prompts = self.request.prompts and self.request.prompts.resolve()
@@ -83,7 +83,7 @@ class Drive:
         for number, turn in enumerate(turns(self.request)):
             try:
                 self._turn(turn, number, prompts)
-            except FailedError as error:
+            except DeepInferError as error:
                 if not self.measured.outcomes:
                     raise
                 self.measured.problem = error
@@ -188,6 +188,8 @@ class Drive:
                 "the two servers do not read the same text alike: their tokenizers differ",
                 code="score-failed",
             )
+        if len(ids[0]) < 2:
+            raise FailedError("the text has no second token to score", code="score-failed")
         return score.pieces(ids[0], PIECE_TOKENS, PIECES)
 
 

@@ -58,6 +58,44 @@ def write_prompts(path: Path, seed: int) -> None:
     path.write_text(json.dumps(entries), encoding="utf-8")
 
 
+def check(prompts: Path | None, scored: Path | None) -> None:
+    """Refuses files that cannot be used, before a server is started for them.
+
+    Args:
+        prompts: JSON lines with `prompt`, in a file that ends with `.jsonl`, as vLLM's custom dataset has them.
+        scored: a text.
+
+    Raises:
+        UsageError: one cannot be read, or is not that.
+    """
+    if scored is not None and not _read(scored, "the text").strip():
+        raise UsageError(f"the text in {scored} is empty", code="usage", hint="name a UTF-8 file")
+    if prompts is None:
+        return
+    lines = [line for line in _read(prompts, "the prompts").splitlines() if line.strip()]
+    if prompts.suffix != ".jsonl" or not lines or not all(map(_has_prompt, lines)):
+        raise UsageError(
+            f"{prompts} is no list of prompts that vLLM's benchmark reads",
+            code="usage",
+            hint='name a FILE.jsonl with {"prompt": "..."} in each line',
+        )
+
+
+def _has_prompt(line: str) -> bool:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and isinstance(found.get("prompt"), str)
+
+
+def _read(path: Path, what: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{what} cannot be read: {error}", code="usage", hint="name a UTF-8 file") from error
+
+
 def to_score(path: Path | None) -> tuple[str, dict[str, str]]:
     """The text to score, and what to say of it: its source and sha256.
 
@@ -67,10 +105,5 @@ def to_score(path: Path | None) -> tuple[str, dict[str, str]]:
     if path is None:
         text, name = "\n".join(sources().values())[:SCORED_CHARS], "sources of Python's standard library"
     else:
-        try:
-            text, name = path.read_text(encoding="utf-8")[:SCORED_CHARS], path.name
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(
-                f"the text cannot be read: {error}", code="usage", hint="name a UTF-8 file"
-            ) from error
+        text, name = _read(path, "the text")[:SCORED_CHARS], path.name
     return text, {"source": name, "sha256": hashlib.sha256(text.encode()).hexdigest()}
