@@ -86,8 +86,13 @@ def test_the_server_s_command(tmp_path):
     words = arguments.bench_arguments(bench, named, "http://h:1", tmp_path / "client", None)
     assert words[words.index("--served-model-name") + 1] == "mine"
     assert words[words.index("--tokenizer") + 1] == "t" and "--trust-remote-code" in words
-    own = request(extra=("--gpu-memory-utilization", "0.4"), together=True)
-    assert arguments.SHARED_UTILIZATION not in arguments.serve_command(own, SIDES[0], 1, tmp_path)
+    for given in ("--gpu-memory-utilization", "--gpu_memory_utilization"):
+        own = request(extra=(given, "0.4"), together=True)
+        assert arguments.SHARED_UTILIZATION not in arguments.serve_command(own, SIDES[0], 1, tmp_path)
+    # argparse takes the last of several
+    twice = request(extra=("--served_model_name", "a", "--served-model-name", "b"))
+    assert twice.served_name(SIDES[0]) == "b"
+    assert "deepinfer-overlay" not in arguments.serve_command(twice, SIDES[0], 1, tmp_path)
 
 
 def test_a_newer_card_goes_through_the_launcher(tmp_path):
@@ -103,7 +108,7 @@ def test_random_prompts_of_the_small_model_are_ordinary_words(tmp_path):
         assert sorted(words.values()) == list(range(count))
 
 
-@pytest.mark.parametrize("extra", [("--port=1",), ("--api-key", "x"), ("--headless",)])
+@pytest.mark.parametrize("extra", [("--port=1",), ("--api-key", "x"), ("--api_key=x",), ("--headless",)])
 def test_arguments_that_are_ours(extra):
     with pytest.raises(UsageError, match="not yours to give"):
         plan.check(request(extra=extra))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from deepinfer_cli.errors import UsageError
+from deepinfer_cli.serve.line import parse_options
 
 OVERLAY, ENABLE_ONLY = "overlay", "enable-only"
 ENDPOINTS = ("endpoint-a", "endpoint-b")
@@ -148,19 +149,14 @@ class Request:
         return given or f"deepinfer-{side.name}"
 
 
-def has_option(arguments: Iterable[str], name: str) -> bool:
-    """Whether `--name` or `--name=…` is among them."""
-    return any(word == name or word.startswith(f"{name}=") for word in arguments)
+def has_option(arguments: Sequence[str], name: str) -> bool:
+    """Whether the option `--name` is among them, however it is written (`--name=…`, `--na_me`)."""
+    return name.lstrip("-") in parse_options(arguments)
 
 
 def value_of(arguments: Sequence[str], name: str) -> str | None:
-    """The value that the arguments give an option."""
-    for place, word in enumerate(arguments):
-        if word.startswith(f"{name}="):
-            return word.partition("=")[2]
-        if word == name and place + 1 < len(arguments):
-            return arguments[place + 1]
-    return None
+    """The value that the arguments give an option; `true` for a switch."""
+    return parse_options(arguments).get(name.lstrip("-"))
 
 
 def check(request: Request) -> None:
