@@ -10,8 +10,8 @@ from deepinfer_cli.serve import memory, partition, recommend
 from deepinfer_cli.serve.memory import Layout, Load
 from deepinfer_cli.serve.recommend import Option
 
-_UNEVEN = re.compile(r"tp(\d+)((?:\+tp\d+)+)")
-_EVEN = re.compile(r"(?:tp(\d+))?x?(?:pp(\d+))?")
+_UNEVEN = re.compile(r"tp(\d{1,3})((?:\+tp\d{1,3})+)")
+_EVEN = re.compile(r"(?:tp(\d{1,3}))?x?(?:pp(\d{1,3}))?")
 
 
 def parse(text: str) -> tuple[int, ...]:

@@ -151,7 +151,7 @@ def _experts(settings: Settings) -> Iterator[Finding]:
 
 def _engram(settings: Settings) -> Iterator[Finding]:
     if off(settings.json("engram-config").get("cpu_offload", True)):
-        each = memory.ENGRAM / settings.number("tensor-parallel-size")
+        each = memory.ENGRAM / max(settings.number("tensor-parallel-size"), 1)
         yield Finding("--engram-config cpu_offload false", "note", f"Engram's tables take {each:.1f} GiB of each GPU that has them",
                       'leave them in the host\'s memory: {"cpu_offload": true}', "vllm/config/engram.py")  # fmt: skip
 

@@ -154,6 +154,11 @@ def test_numbers_that_vllm_takes(line: str) -> None:
     assert names(line) == []
 
 
+def test_no_gpus_at_all_do_not_end_the_other_checks() -> None:
+    found = names("-tp 0 --engram-config.cpu-offload False")
+    assert found == [("--tensor-parallel-size 0", "problem"), ("--engram-config cpu_offload false", "note")]
+
+
 def test_a_share_of_all_is_a_note_as_one_of_nearly_all() -> None:
     assert names("--gpu-memory-utilization 1.0") == [("--gpu-memory-utilization 1", "note")]
 
