@@ -34,19 +34,16 @@ class Served:
         sequences: `--max-num-seqs`.
         tp: GPUs of the stage.
         stages: of the pipeline.
-        first, last: whether the stage begins or ends the pipeline.
+        last: whether the stage ends the pipeline.
         draft: DSpark's layers are on this stage.
-        vision: the image encoder is built.
     """
 
     release: str = "0.33.0"
     sequences: int = 256
     tp: int = 1
     stages: int = 1
-    first: bool = True
     last: bool = True
     draft: bool = False
-    vision: bool = True
 
 
 def stage(shape: Shape, layers: range, traffic: kv.Traffic, served: Served) -> dict[str, float]:

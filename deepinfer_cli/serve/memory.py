@@ -217,9 +217,7 @@ def _parts(layout: Layout, load: Load, index: int, layers: range) -> dict[str, f
     first, last, tp = index == 0, index == layout.pp - 1, layout.tps[index]
     draft = load.speculative > 0 and last
     split = weights.Split(tp, layout.expert_parallel, load.vision, load.engram_on_gpu, draft)
-    served = buffers.Served(
-        load.release, load.sequences, tp, layout.pp, first=first, last=last, draft=draft, vision=load.vision
-    )
+    served = buffers.Served(load.release, load.sequences, tp, layout.pp, last=last, draft=draft)
     found = weights.stage(load.model, layers, split, first=first, last=last)
     found |= buffers.stage(load.model, layers, load.traffic, served)
     return {name: size / GIB for name, size in found.items()}

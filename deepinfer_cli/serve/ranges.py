@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-# `max_position_embeddings` of DeepSeek-V4.1's config.json
-POSITIONS = 1_048_576
+from deepinfer_cli.planner.shape import FLASH
+
+POSITIONS = FLASH.positions
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _READABLE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 

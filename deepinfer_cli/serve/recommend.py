@@ -111,8 +111,6 @@ def options(
     load: Load,
     contexts: Sequence[int],
     expert_parallel: bool | None = None,
-    *,
-    exactly: bool = False,
 ) -> list[Option]:
     """Of each number of GPUs a stage, of stages and kind of experts the partition that serves the most."""
     kinds: dict[tuple[int, int, bool], Option] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 import sys
 from collections.abc import Callable
@@ -10,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from deepinfer_cli import cli as commands
 from deepinfer_cli.commands import plan_request
 from deepinfer_cli.detect import host
 from deepinfer_cli.detect.gpu import Gpu, GpuReport
 from deepinfer_cli.planner import chart
 from deepinfer_cli.serve import settings
 from deepinfer_cli.serve.line import parse_options
+from deepinfer_cli.serve.memory import Load
 from tests.cli.conftest import Cli, Run
 from tests.conftest import FakeVllm
 
@@ -130,6 +133,7 @@ def test_six_stages_of_one_gpu_say_what_single_stream_decode_does(plan: Plan) ->
         ((*of(8, 80), "--layout", "tp3pp2"), 2, "layout-impossible", "--layout tp2pp2"),
         ((*of(48, 80), "--layout", "pp41"), 2, "layout-impossible", "pp6"),
         ((*of(8, 80), "--layout", "eight"), 2, "layout-impossible", "tp8"),
+        ((*of(8, 80), "--layout", "pp99999999999"), 2, "layout-impossible", "tp8"),
         ((*of(4, 80), "--layout", "tp8"), 2, "layout-impossible", "--gpus 8"),
         ((*of(8, 80), "--context", 2_000_000), 2, "context-too-long", "--context 1048576"),
         ((*of(8, 80), "--layout", "tp4pp2", "--partition", "20,21"), 2, "partition-invalid", "--partition 20,20"),
@@ -231,3 +235,15 @@ def test_the_document_of_a_plan_that_fails(plan: Plan) -> None:
     assert (document["status"], document["exit_code"]) == ("partial", 3)
     assert document["errors"][0]["code"] == "model-does-not-fit" and document["data"]["nearest"]
     assert document["data"]["line"] is None and document["data"]["layouts"]
+
+
+def test_what_is_not_given_is_what_the_planner_takes():
+    # the command line has its own copies: importing the planner would slow every command's start
+    given = {name: one.default for name, one in inspect.signature(commands.plan).parameters.items()}
+    load = Load()
+    assert (given["concurrency"], given["speculative_tokens"]) == (load.concurrency, load.speculative)
+    assert given["max_num_batched_tokens"] == load.batched_tokens
+    assert given["max_num_seqs"] == load.sequences
+    assert given["gpu_memory_utilization"] == load.utilization
+    assert (given["vision"], given["block_size"]) == (load.vision, load.block_size)
+    assert (given["engram"] == "gpu") == load.engram_on_gpu

@@ -87,8 +87,6 @@ def test_what_vllm_said_that_loading_took(options, tp, layers, batched, gib) -> 
     split = Split(tp, vision=False, draft=draft)
     held = sum(weights.stage(given, layers, split, first=first, last=last).values())
     traffic = kv.Traffic(8_192, batched, 128, 5 if draft else 0)
-    served = buffers.Served(
-        sequences=16, tp=tp, stages=1 if len(layers) == 8 else 2, first=first, last=last, draft=draft
-    )
+    served = buffers.Served(sequences=16, tp=tp, stages=1 if len(layers) == 8 else 2, last=last, draft=draft)
     held += buffers.tables(given, layers, traffic, served)
     assert held / GIB == pytest.approx(gib, rel=0.06)
