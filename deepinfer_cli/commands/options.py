@@ -45,22 +45,34 @@ def complete_ops(incomplete: str) -> list[str]:
     return [op.name for op in manifest.load().ops if op.name.startswith(incomplete)]
 
 
-def _option(*names: str, help: str, **more: Any) -> Any:
+def option(*names: str, help: str, **more: Any) -> Any:
+    """An option without its default in the help: the text says it."""
     return typer.Option(*names, help=help, show_default=False, **more)
 
 
-def _path(text: str) -> Path:
+def path_of(text: str) -> Path:
+    """A path that is not empty.
+
+    Raises:
+        BadParameter: it is.
+    """
     # Path("") is the folder one stands in, and an unset variable in a script would mean that
     if not text:
         raise typer.BadParameter("is empty")
     return Path(text)
 
 
-def _file(*names: str, help: str, **more: Any) -> Any:
-    return _option(*names, help=help, parser=_path, **more)
+def path_option(*names: str, help: str, **more: Any) -> Any:
+    """An option whose value is a path."""
+    return option(*names, help=help, parser=path_of, **more)
 
 
-def _finite(value: float | None) -> float | None:
+def finite(value: float | None) -> float | None:
+    """A callback for numbers: neither infinite nor NaN.
+
+    Raises:
+        BadParameter: it is.
+    """
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is no number to go by")
     return value
@@ -68,7 +80,7 @@ def _finite(value: float | None) -> float | None:
 
 Target = Annotated[
     Path | None,
-    _file(
+    path_option(
         "--target",
         metavar="PATH",
         help="The vLLM to work on: the folder that contains `vllm`, `vllm` itself, or a checkout.",
@@ -76,43 +88,41 @@ Target = Annotated[
 ]
 Python = Annotated[
     Path | None,
-    _file(
+    path_option(
         "--python",
         metavar="EXE",
         help="Interpreter whose vLLM is meant, and that checks run in; default: this one.",
     ),
 ]
-Json = Annotated[bool, _option("--json", help="Print one JSON document on stdout and nothing else.")]
-Quiet = Annotated[bool, _option("--quiet", "-q", help="Results, warnings and errors only.")]
+Json = Annotated[bool, option("--json", help="Print one JSON document on stdout and nothing else.")]
+Quiet = Annotated[bool, option("--quiet", "-q", help="Results, warnings and errors only.")]
 Verbose = Annotated[
-    int, _option("--verbose", "-v", count=True, help="Say more: every file of a plan, every check.")
+    int, option("--verbose", "-v", count=True, help="Say more: every file of a plan, every check.")
 ]
-NoColor = Annotated[bool, _option("--no-color", help="No colour and no bold (also: NO_COLOR=1).")]
-Debug = Annotated[bool, _option("--debug", help="Show the Python traceback of an error.")]
-DryRun = Annotated[bool, _option("--dry-run", help="Show what would be done; write nothing.")]
-Yes = Annotated[bool, _option("--yes", "-y", help="Do not ask.")]
+NoColor = Annotated[bool, option("--no-color", help="No colour and no bold (also: NO_COLOR=1).")]
+Debug = Annotated[bool, option("--debug", help="Show the Python traceback of an error.")]
+DryRun = Annotated[bool, option("--dry-run", help="Show what would be done; write nothing.")]
+Yes = Annotated[bool, option("--yes", "-y", help="Do not ask.")]
 Force = Annotated[
     bool,
-    _option(
-        "--force", help="Go on where files were edited; a copy of each is kept and its place is printed."
-    ),
+    option("--force", help="Go on where files were edited; a copy of each is kept and its place is printed."),
 ]
 ServeLine = Annotated[
     str | None,
-    _option("--serve", metavar="LINE", help="A `vllm serve` line to look at for settings that go wrong."),
+    option("--serve", metavar="LINE", help="A `vllm serve` line to look at for settings that go wrong."),
 ]
-TensorParallel = Annotated[int | None, _option("--tp", min=1, metavar="N", help="GPUs of one stage.")]
-PipelineParallel = Annotated[int | None, _option("--pp", min=1, metavar="N", help="Stages.")]
+TensorParallel = Annotated[int | None, option("--tp", min=1, metavar="N", help="GPUs of one stage.")]
+PipelineParallel = Annotated[int | None, option("--pp", min=1, metavar="N", help="Stages.")]
 Partition = Annotated[
-    str | None, _option("--partition", metavar="LAYERS", help="Layers of each stage, such as 20,20.")
+    str | None, option("--partition", metavar="LAYERS", help="Layers of each stage, such as 20,20.")
 ]
 Context = Annotated[
     int | None,
-    _option("--context", min=1, metavar="TOKENS", help="Context length; default: the longest that fits."),
+    option("--context", min=1, metavar="TOKENS", help="Context length; default: the longest that fits."),
 ]
 Arch = Annotated[
     str | None,
-    _option(
+    option(
         "--arch",
         metavar="ARCH",
         autocompletion=complete_arch,
@@ -121,32 +131,32 @@ Arch = Annotated[
 ]
 Partial = Annotated[
     bool,
-    _option("--partial", help="Install the ops whose vLLM symbols all match; leave the others to stock."),
+    option("--partial", help="Install the ops whose vLLM symbols all match; leave the others to stock."),
 ]
 Wheel = Annotated[
     str | None,
-    _option(
+    option(
         "--wheel",
         metavar="VERSION",
         help="Fetch this vLLM release with pip (about 340 MB) and install into it.",
     ),
 ]
 Into = Annotated[
-    Path | None, _file("--into", metavar="DIR", help="Where --wheel unpacks it: a new or empty folder.")
+    Path | None, path_option("--into", metavar="DIR", help="Where --wheel unpacks it: a new or empty folder.")
 ]
 ClearCaches = Annotated[
     bool,
-    _option(
+    option(
         "--clear-caches",
         help="Also remove compile caches (Triton, TileLang, torch.compile, vLLM) after showing them.",
     ),
 ]
-NoVerify = Annotated[bool, _option("--no-verify", help="Skip the child process that checks what is bound.")]
+NoVerify = Annotated[bool, option("--no-verify", help="Skip the child process that checks what is bound.")]
 PatchFile = Annotated[
-    Path | None, _file("--output", "-o", metavar="FILE", help="Write the patch here, not to stdout.")
+    Path | None, path_option("--output", "-o", metavar="FILE", help="Write the patch here, not to stdout.")
 ]
-Overwrite = Annotated[bool, _option("--force", help="Write over what is there.")]
-IntoFolder = Annotated[Path, _file("--into", metavar="DIR", help="A new or empty folder.")]
+Overwrite = Annotated[bool, option("--force", help="Write over what is there.")]
+IntoFolder = Annotated[Path, path_option("--into", metavar="DIR", help="A new or empty folder.")]
 CONTAINER_ROOT = "/usr/local/lib/python3.12/dist-packages/vllm"
 ContainerRoot = Annotated[
     str,
@@ -163,22 +173,22 @@ OpsArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="OPS", autocompletion=complete_ops, help="Ops; default: all."),
 ]
-Ops = Annotated[str, _option("--ops", metavar="A,B", help="The same, separated by commas.")]
+Ops = Annotated[str, option("--ops", metavar="A,B", help="The same, separated by commas.")]
 Level = Annotated[
     list[str] | None,
-    _option(
+    option(
         "--level", metavar="LEVEL", help="static, compile, interpreter, numerics or live; may be repeated."
     ),
 ]
-Suite = Annotated[str | None, _option("--suite", metavar="SUITE", help="smoke or full; default: smoke.")]
+Suite = Annotated[str | None, option("--suite", metavar="SUITE", help="smoke or full; default: smoke.")]
 EndToEnd = Annotated[
-    bool, _option("--e2e", help="Run a small random V4.1 through vLLM's engine instead; needs no checkpoint.")
+    bool, option("--e2e", help="Run a small random V4.1 through vLLM's engine instead; needs no checkpoint.")
 ]
-Full = Annotated[bool, _option("--full", help="With --e2e, every configuration.")]
-Case = Annotated[str | None, _option("--case", metavar="ID", help="One case alone.")]
+Full = Annotated[bool, option("--full", help="With --e2e, every configuration.")]
+Case = Annotated[str | None, option("--case", metavar="ID", help="One case alone.")]
 VerifyArch = Annotated[
     str | None,
-    _option(
+    option(
         "--arch",
         metavar="ARCH",
         autocompletion=complete_arch,
@@ -187,20 +197,20 @@ VerifyArch = Annotated[
 ]
 MaxSmem = Annotated[
     int | None,
-    _option(
+    option(
         "--max-smem", metavar="BYTES", min=1, help="Only kernel variants that take no more shared memory."
     ),
 ]
 Timeout = Annotated[
     float | None,
-    _option("--timeout", metavar="SECONDS", min=0.001, callback=_finite, help="For one case; default 300."),
+    option("--timeout", metavar="SECONDS", min=0.001, callback=finite, help="For one case; default 300."),
 ]
 OutputFile = Annotated[
-    Path | None, _file("--output", "-o", metavar="FILE", help="Also write the JSON document here.")
+    Path | None, path_option("--output", "-o", metavar="FILE", help="Also write the JSON document here.")
 ]
 TorchFrom = Annotated[
     Path | None,
-    _file(
+    path_option(
         "--torch-from",
         metavar="PATH",
         help="A vLLM 0.30.0 tree, whose PyTorch function is the `torch` baseline.",
@@ -208,24 +218,26 @@ TorchFrom = Annotated[
 ]
 Provider = Annotated[
     list[str] | None,
-    _option(
+    option(
         "--provider",
         metavar="NAME",
         help="overlay, stock, stock-sm80, stock-0.30-grid or torch; may be repeated.",
     ),
 ]
-RowsFile = Annotated[Path | None, _file("--output", "-o", metavar="FILE", help="Write the result file here.")]
+RowsFile = Annotated[
+    Path | None, path_option("--output", "-o", metavar="FILE", help="Write the result file here.")
+]
 Baseline = Annotated[
     Path | None,
-    _file("--baseline", metavar="FILE", help="An earlier result file; a regression is exit code 1."),
+    path_option("--baseline", metavar="FILE", help="An earlier result file; a regression is exit code 1."),
 ]
 Threshold = Annotated[
     float | None,
-    _option(
+    option(
         "--threshold",
         metavar="SHARE",
         min=0,
-        callback=_finite,
+        callback=finite,
         help="How much slower than the baseline is a regression; default 0.10.",
     ),
 ]

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-
-def _option(*names: str, help: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, show_default=False, **more)
-
-
-def _path(text: str) -> Path:
-    if not text:
-        raise typer.BadParameter("is empty")
-    return Path(text)
+from deepinfer_cli.commands.options import option, path_option
 
 
 def _positive(value: float | None) -> float | None:
@@ -26,15 +18,15 @@ def _positive(value: float | None) -> float | None:
 
 Placement = Literal["host", "gpu"]
 Gpus = Annotated[
-    int | None, _option("--gpus", min=1, metavar="N", help="GPUs; default: this machine's SM8x cards.")
+    int | None, option("--gpus", min=1, metavar="N", help="GPUs; default: this machine's SM8x cards.")
 ]
 GpuMemory = Annotated[
     float | None,
-    _option("--gpu-memory", metavar="GIB", callback=_positive, help="GiB of one; default: this machine's."),
+    option("--gpu-memory", metavar="GIB", callback=_positive, help="GiB of one; default: this machine's."),
 ]
 HostMemory = Annotated[
     float | None,
-    _option(
+    option(
         "--host-memory",
         metavar="GIB",
         callback=_positive,
@@ -43,11 +35,11 @@ HostMemory = Annotated[
 ]
 Release = Annotated[
     str | None,
-    _option("--vllm", metavar="RELEASE", help="0.30.0 to 0.33.0; default: the target's, else 0.33.0."),
+    option("--vllm", metavar="RELEASE", help="0.30.0 to 0.33.0; default: the target's, else 0.33.0."),
 ]
 Concurrency = Annotated[
     float,
-    _option(
+    option(
         "--concurrency",
         metavar="N",
         callback=_positive,
@@ -56,17 +48,17 @@ Concurrency = Annotated[
 ]
 Speculative = Annotated[
     int,
-    _option("--speculative-tokens", min=0, metavar="K", help="DSpark's tokens a step, 0 without; default 5."),
+    option("--speculative-tokens", min=0, metavar="K", help="DSpark's tokens a step, 0 without; default 5."),
 ]
 Batched = Annotated[
-    int, _option("--max-num-batched-tokens", min=1, metavar="N", help="Tokens of one step; default 8192.")
+    int, option("--max-num-batched-tokens", min=1, metavar="N", help="Tokens of one step; default 8192.")
 ]
 Sequences = Annotated[
-    int, _option("--max-num-seqs", min=1, metavar="N", help="Sequences at once; default 256, as in vLLM.")
+    int, option("--max-num-seqs", min=1, metavar="N", help="Sequences at once; default 256, as in vLLM.")
 ]
 Utilization = Annotated[
     float,
-    _option(
+    option(
         "--gpu-memory-utilization",
         metavar="SHARE",
         callback=_positive,
@@ -74,37 +66,34 @@ Utilization = Annotated[
     ),
 ]
 Engram = Annotated[
-    Placement, _option("--engram", help="Where Engram's tables are: host (default) or gpu.", metavar="PLACE")
+    Placement, option("--engram", help="Where Engram's tables are: host (default) or gpu.", metavar="PLACE")
 ]
-Vision = Annotated[
-    bool, _option("--vision/--no-vision", help="With the image encoder (default), or without.")
-]
+Vision = Annotated[bool, option("--vision/--no-vision", help="With the image encoder (default), or without.")]
 BlockSize = Annotated[
     int,
-    _option("--block-size", min=32, metavar="N", help="Tokens of a block; default 128, which SM8x needs."),
+    option("--block-size", min=32, metavar="N", help="Tokens of a block; default 128, which SM8x needs."),
 ]
 ExpertParallel = Annotated[
     bool | None,
-    _option(
+    option(
         "--expert-parallel/--no-expert-parallel",
         help="Whole experts on each GPU, or slices of all; default: both are tried.",
     ),
 ]
 LayoutName = Annotated[
-    str | None, _option("--layout", metavar="NAME", help="Explain one: tp8, tp2pp3, pp6, tp2+tp4.")
+    str | None, option("--layout", metavar="NAME", help="Explain one: tp8, tp2pp3, pp6, tp2+tp4.")
 ]
 Chart = Annotated[
     Path | None,
-    _option(
+    path_option(
         "--chart",
         metavar="FILE",
-        parser=_path,
         help="Draw memory by part and the pools: FILE.png or FILE.svg.",
     ),
 ]
 Check = Annotated[
     bool,
-    _option(
+    option(
         "--check/--no-check",
         help="Hold the pool against the target vLLM's own planner, where there is one; default.",
     ),

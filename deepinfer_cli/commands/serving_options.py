@@ -7,24 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
+from deepinfer_cli.commands.options import option, path_option
 from deepinfer_cli.errors import UsageError
 
 # argument of `ServingOptions` → its option, where that is not its name
 _OPTIONS = {"endpoints": "--endpoint"}
-
-
-def _option(*names: str, help: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, show_default=False, **more)
-
-
-def _path(text: str) -> Path:
-    if not text:
-        raise typer.BadParameter("is empty")
-    return Path(text)
-
-
-def _file(*names: str, help: str, **more: Any) -> Any:
-    return _option(*names, help=help, parser=_path, **more)
 
 
 def _lengths(text: str | None) -> tuple[int, ...] | None:
@@ -41,68 +28,68 @@ def _lengths(text: str | None) -> tuple[int, ...] | None:
 
 Serving = Annotated[
     bool,
-    _option("--serving", help="Compare two `vllm serve` instead: all ops on, and the accelerate ops off."),
+    option("--serving", help="Compare two `vllm serve` instead: all ops on, and the accelerate ops off."),
 ]
 Model = Annotated[
     str | None,
-    _option(
+    option(
         "--model", metavar="MODEL", help="With --serving: what `vllm serve` serves. Its arguments follow --."
     ),
 ]
 Small = Annotated[
-    bool, _option("--small", help="With --serving: a small random V4.1 instead; needs no checkpoint.")
+    bool, option("--small", help="With --serving: a small random V4.1 instead; needs no checkpoint.")
 ]
 Endpoint = Annotated[
     list[str] | None,
-    _option(
+    option(
         "--endpoint",
         metavar="URL",
         help="With --serving, twice: compare two running servers, such as http://host:8000.",
     ),
 ]
 Together = Annotated[
-    bool, _option("--together", help="With --serving: both servers at once, and their runs alternate.")
+    bool, option("--together", help="With --serving: both servers at once, and their runs alternate.")
 ]
 Rounds = Annotated[
-    int, _option("--rounds", min=1, metavar="N", help="With --serving: start the servers in turn N times.")
+    int, option("--rounds", min=1, metavar="N", help="With --serving: start the servers in turn N times.")
 ]
 Runs = Annotated[
     int | None,
-    _option("--runs", min=1, metavar="N", help="With --serving: measured runs of each kind; default 3."),
+    option("--runs", min=1, metavar="N", help="With --serving: measured runs of each kind; default 3."),
 ]
 InputTokens = Annotated[
     str | None,
-    _option(
+    option(
         "--input-tokens", metavar="N,N", help="With --serving: lengths of cold prompts; default 16384,65536."
     ),
 ]
 Streams = Annotated[
-    str | None, _option("--streams", metavar="N,N", help="With --serving: requests at once; default 1,4.")
+    str | None, option("--streams", metavar="N,N", help="With --serving: requests at once; default 1,4.")
 ]
 OutputTokens = Annotated[
     int | None,
-    _option("--output-tokens", min=2, metavar="N", help="With --serving: decoded tokens; default 512."),
+    option("--output-tokens", min=2, metavar="N", help="With --serving: decoded tokens; default 512."),
 ]
 Prompts = Annotated[
     Path | None,
-    _file(
+    path_option(
         "--prompts",
         metavar="FILE",
         help='With --serving: JSON lines {"prompt": …} to decode from; default: code.',
     ),
 ]
 ScoredText = Annotated[
-    Path | None, _file("--text", metavar="FILE", help="With --serving: a text to score; default: code.")
+    Path | None, path_option("--text", metavar="FILE", help="With --serving: a text to score; default: code.")
 ]
 Port = Annotated[
     int | None,
-    _option(
+    option(
         "--port", min=1, max=65_534, metavar="N", help="With --serving: the first port; default: free ones."
     ),
 ]
 StartTimeout = Annotated[
     float | None,
-    _option(
+    option(
         "--start-timeout",
         min=1.0,
         metavar="SECONDS",
@@ -111,7 +98,7 @@ StartTimeout = Annotated[
 ]
 Logs = Annotated[
     Path | None,
-    _file(
+    path_option(
         "--logs",
         metavar="DIR",
         help="With --serving: a new folder for logs and raw results; default: a temporary one.",
@@ -119,7 +106,7 @@ Logs = Annotated[
 ]
 Seed = Annotated[
     int | None,
-    _option("--seed", min=0, metavar="N", help="With --serving: of the prompts; default: a new one."),
+    option("--seed", min=0, metavar="N", help="With --serving: of the prompts; default: a new one."),
 ]
 
 
@@ -167,7 +154,7 @@ def refuse(given: dict[str, Any], what: str) -> None:
     extra = [name for name, value in given.items() if value not in (None, False, "", [])]
     if extra:
         name = extra[0].removesuffix("_s").replace("_", "-")
-        option = _OPTIONS.get(name, name if name.startswith("--") else f"--{name}")
+        word = _OPTIONS.get(name, name if name.startswith("--") else f"--{name}")
         raise UsageError(
-            f"{option} {what}", code="usage", hint="`deepinfer bench --help` says what goes together"
+            f"{word} {what}", code="usage", hint="`deepinfer bench --help` says what goes together"
         )
