@@ -236,9 +236,10 @@ def bench(
         s.refuse({"--ops": op, "--max-smem": max_smem, "--torch-from": torch_from, "--provider": provider,
                   "--baseline": baseline, "--threshold": threshold}, "does not go with --serving")  # fmt: skip
         from deepinfer_cli.commands import bench_serving
+        from deepinfer_cli.commands.serving_request import ServingOptions
 
         where = o.TargetOptions(target, python)
-        asked = bench_serving.ServingOptions(
+        asked = ServingOptions(
             where, tuple(ops or ()), arch=arch, output=output, **served, **s.run_timeout(timeout)
         )
         return o.run(bench_serving.run, asked, json, quiet, verbose, no_color)
