@@ -6,7 +6,9 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -58,6 +60,20 @@ def all_gone(pids):
     while any(map(runs, pids)) and time.monotonic() < until:
         time.sleep(0.02)
     return not any(map(runs, pids))
+
+
+def test_an_interruption_while_it_starts_leaves_nothing(guarded, tmp_path, monkeypatch):
+    class Interrupted(threading.Event):
+        def wait(self, timeout=None):
+            pids_in(tmp_path / "pids", 2)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(process, "threading", SimpleNamespace(Event=Interrupted, Thread=threading.Thread))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        guarded(DAEMON, str(tmp_path / "pids"), "600")
+    # the traceback holds what was begun, so that nothing else ends it
+    assert caught.traceback
+    assert all_gone(pids_in(tmp_path / "pids", 2))
 
 
 def test_a_daemon_of_the_command_ends_with_it(guarded, tmp_path):

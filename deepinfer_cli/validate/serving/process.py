@@ -62,7 +62,12 @@ class Guarded:
         assert self._guard.stdout is not None
         self._listener = threading.Thread(target=self._listen, args=(self._guard.stdout,), daemon=True)
         self._listener.start()
-        self._said.wait(timeout=30.0)
+        try:
+            self._said.wait(timeout=30.0)
+        except BaseException:
+            # nobody else knows of it yet
+            self.stop()
+            raise
         if self.pid is None:
             reason = self._ended["reason"] if self._ended else "its guard, which does not answer"
             self.stop()
