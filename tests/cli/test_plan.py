@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from deepinfer_cli import cli as commands
+from deepinfer_cli import cli_plan
 from deepinfer_cli.commands import plan_request
 from deepinfer_cli.detect import host
 from deepinfer_cli.detect.gpu import Gpu, GpuReport
@@ -239,7 +239,7 @@ def test_the_document_of_a_plan_that_fails(plan: Plan) -> None:
 
 def test_what_is_not_given_is_what_the_planner_takes():
     # the command line has its own copies: importing the planner would slow every command's start
-    given = {name: one.default for name, one in inspect.signature(commands.plan).parameters.items()}
+    given = {name: one.default for name, one in inspect.signature(cli_plan.plan).parameters.items()}
     load = Load()
     assert (given["concurrency"], given["speculative_tokens"]) == (load.concurrency, load.speculative)
     assert given["max_num_batched_tokens"] == load.batched_tokens
