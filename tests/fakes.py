@@ -59,6 +59,7 @@ SHARED_HOOKS = (
     "v1/attention/backends/mla/sparse_swa.py",
     "v1/attention/ops/common.py",
     "v1/attention/ops/rocm_aiter_mla_sparse.py",
+    "v1/worker/gpu/pp_utils.py",
     "v1/worker/workspace.py",
 )
 

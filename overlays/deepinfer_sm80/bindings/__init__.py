@@ -23,6 +23,7 @@ from . import (
     mhc_warmup,
     model_state,
     nvidia_model,
+    pp_utils,
     rocm,
     rocm_aiter_mla_sparse,
     sparse_attn_indexer,
@@ -53,6 +54,7 @@ _MODULES = (
     kv_cache_utils,
     kv_cache_planning,
     model_state,
+    pp_utils,
     workspace,
 )
 ALL: dict[str, tuple[Binding, ...]] = {module.MODULE: module.BINDINGS for module in _MODULES}
