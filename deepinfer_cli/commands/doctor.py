@@ -19,7 +19,7 @@ from deepinfer_cli.output import Output
 from deepinfer_cli.render import plural, table
 from deepinfer_cli.result import ErrorItem, Result
 from deepinfer_cli.serve import layout, line
-from deepinfer_cli.serve.recommend import Advice
+from deepinfer_cli.serve.advice import Advice
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from deepinfer_cli.detect import host
 from deepinfer_cli.detect.gpu import Gpu, GpuReport
 from deepinfer_cli.detect.target import Target
 from deepinfer_cli.serve import memory, partition, reasons, recommend, settings
+from deepinfer_cli.serve.advice import Advice, advice_of, advise
 from deepinfer_cli.serve.memory import Estimate, Layout, Load
-from deepinfer_cli.serve.recommend import Advice, Option
+from deepinfer_cli.serve.recommend import Option
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,8 @@ def advice_rows(target: Target | None, gpus: GpuReport, asked: Asked, keep: list
     advice = None
     if asked.tp is not None or asked.pp is not None or asked.given is not None:
         wanted = yield from _asked_layout(asked, gib, load, len(cards))
-        advice = wanted and recommend.advice_of(wanted, len(cards), room)
-    advice = advice or recommend.advise(len(cards), gib, load, asked.context, room)
+        advice = wanted and advice_of(wanted, len(cards), room)
+    advice = advice or advise(len(cards), gib, load, asked.context, room)
     keep.append(advice)
     if advice.best is None:
         # the machine is what it is; an estimate is no fault of it

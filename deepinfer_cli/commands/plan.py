@@ -14,6 +14,7 @@ from deepinfer_cli.output import Output
 from deepinfer_cli.planner import chart, vllm_check
 from deepinfer_cli.result import ErrorItem, Result
 from deepinfer_cli.serve import layout, memory, partition, reasons, recommend
+from deepinfer_cli.serve.advice import what_would
 from deepinfer_cli.serve.command import serve_line
 from deepinfer_cli.serve.memory import Layout, Load
 from deepinfer_cli.serve.recommend import Option
@@ -171,7 +172,7 @@ def _result(
 ) -> Result:
     if best is not None:
         return Result("plan", data)
-    nearest = tuple(recommend.what_would(machine.gpus, machine.gib, load, contexts))
+    nearest = tuple(what_would(machine.gpus, machine.gib, load, contexts))
     data["nearest"] = list(nearest)
     what = f"{machine.gpus} x {machine.gib:g} GiB"
     short = one.estimate.pool

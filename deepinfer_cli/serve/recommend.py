@@ -1,27 +1,16 @@
-"""The layout and the `vllm serve` line for some GPUs, or the arithmetic of why there is none and what would do."""
+"""Which layouts some GPUs can serve, with which context, and which of them to take."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from deepinfer_cli.planner import weights
-from deepinfer_cli.serve import memory, partition, reasons
-from deepinfer_cli.serve.command import serve_line
+from deepinfer_cli.serve import memory, partition
 from deepinfer_cli.serve.memory import Estimate, Layout, Load
 
 CONTEXTS = (1_048_576, 524_288, 262_144, 131_072, 65_536, 32_768)
-# of one GPU, GB as they are sold
-_SIZES = (24, 32, 40, 48, 64, 80, 96, 141)
-# numbers of GPUs that some layout takes all of
-_COUNTS = sorted({tp * pp for tp in memory.TENSOR_PARALLEL for pp in range(1, partition.MAX_STAGES + 1)})
 # a context that is worth whole experts
 _LONG = 262_144
-# prompts in smaller pieces: slower to fill in, and smaller activations and reserves
-_SMALL_BATCH = 2_048
-# the least that may still be called serving, and the most of a card
-_TIGHT_BATCH, _TIGHT_SEQUENCES, _TIGHT = 1_024, 16, 0.97
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,51 +24,6 @@ class Option:
     def serves(self) -> bool:
         """It does."""
         return self.estimate.serves(self.load.concurrency)
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """What to serve with.
-
-    Attributes:
-        best: the layout to take; None where the model does not fit.
-        load: what it can serve: context length, speculation.
-        line: the command; None where the model does not fit.
-        reasons: why this layout, or why none.
-        nearest: what would fit, where this does not.
-    """
-
-    best: Estimate | None
-    load: Load
-    line: str | None
-    reasons: tuple[str, ...]
-    nearest: tuple[str, ...] = ()
-
-
-def advise(
-    gpus: int, gib: float, load: Load | None = None, context: int | None = None, host: float | None = None
-) -> Advice:
-    """The layout for `gpus` of `gib` GiB each (see `options` and `pick`).
-
-    Args:
-        context: the context length that is asked for; default the longest that fits.
-        host: GiB of the host's memory, where that is known.
-    """
-    load = load or Load()
-    best = pick(options(gpus, gib, load, lengths(context)))
-    return _none(gpus, gib, load, lengths(context)) if best is None else advice_of(best, gpus, host)
-
-
-def advice_of(option: Option, gpus: int, host: float | None = None) -> Advice:
-    """The advice to take `option`.
-
-    Args:
-        gpus: that there are.
-        host: GiB of the host's memory, where that is known.
-    """
-    found, load = option.estimate, option.load
-    line = serve_line(found.layout, load, huge_pages=reasons.huge_pages(found, load, host))
-    return Advice(found, load, line, tuple(reasons.why(found, load, gpus)))
 
 
 def lengths(context: int | None) -> tuple[int, ...]:
@@ -160,94 +104,3 @@ def rank(option: Option) -> tuple[float, ...]:
     layout, load = option.estimate.layout, option.load
     short = load.context < _LONG
     return (layout.pp, -layout.tp, short, layout.expert_parallel, -load.context, -option.estimate.tokens)
-
-
-def _none(gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> Advice:
-    shortest = replace(load, context=min(contexts))
-    tried = [
-        memory.estimate(layout, gib, replace(shortest, speculative=0))
-        for layout in layouts(gpus, load.release)
-    ]
-    closest = max(
-        tried, key=lambda one: (one.fits, one.pool.tokens, one.usable - one.stages[one.tightest].total)
-    )
-    whole = (
-        weights.checkpoint(load.model) - (0 if load.engram_on_gpu else weights.tables(load.model))
-    ) / memory.GIB
-    said = [
-        f"{gpus} x {gib:.1f} GiB is {gpus * gib:.0f} GiB; the weights without Engram are {whole:.1f} GiB",
-        f"the best layout, without DSpark, at a context of {shortest.context:,}: {closest.arithmetic}",
-    ]
-    if load.engram_on_gpu:
-        said[0] = said[0].replace("without", "with")
-    if closest.fits:
-        pool = closest.pool
-        said.append(
-            f"the rest holds {pool.tokens:,} tokens, {pool.concurrency:.2f} requests of {pool.context:,}; "
-            f"{shortest.concurrency:g} are asked for"
-        )
-    return Advice(None, shortest, None, tuple(said), tuple(what_would(gpus, gib, load, contexts)))
-
-
-def what_would(gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> Iterator[str]:
-    """What asks for less, the fewest GPUs of this size, and the smallest size of this many."""
-    asked, *less, tight = _changes(load, contexts)
-    yield from _first([("these GPUs", gpus, gib)], (*less, tight))
-    enough = math.ceil(_least(load) / (gib * load.utilization))
-    counts = [count for count in _COUNTS if count > gpus and count >= enough]
-    sizes = [size for size in _SIZES if size > gib and gpus * size * load.utilization >= _least(load)]
-    changes = (asked, *less[-1:])
-    found = list(_first([(f"{count} GPUs of this size", count, gib) for count in counts], changes))
-    found += _first([(f"{gpus} GPUs of {size} GB", gpus, size) for size in sizes], changes)
-    if not found:
-        machines = sorted(
-            (count * size, count, size) for size in _SIZES if size > gib for count in _COUNTS if count >= gpus
-        )
-        found += _first(
-            [(f"{count} GPUs of {size} GB", count, float(size)) for _, count, size in machines], (asked,)
-        )
-    yield from found
-
-
-_Change = tuple[str, Load, tuple[int, ...]]
-
-
-def _changes(load: Load, contexts: Sequence[int]) -> list[_Change]:
-    """What is asked for, and what asks for less and less: in words, the load, and the contexts to try."""
-    shorter = tuple(one for one in CONTEXTS if one < min(contexts))
-    small = replace(load, batched_tokens=min(load.batched_tokens, _SMALL_BATCH), concurrency=1.0)
-    tight = replace(small, batched_tokens=_TIGHT_BATCH, sequences=_TIGHT_SEQUENCES, speculative=0, vision=False,
-                    utilization=max(load.utilization, _TIGHT))  # fmt: skip
-    batch = f"--max-num-batched-tokens {small.batched_tokens}"
-    flags = (
-        f"--gpu-memory-utilization {tight.utilization:g} --max-num-batched-tokens {_TIGHT_BATCH} --max-num-seqs {_TIGHT_SEQUENCES} "
-        "--speculative-tokens 0 --no-vision, within what is uncertain of this estimate"
-    )
-    less: list[_Change] = [
-        ("a shorter context", load, shorter),
-        ("one request at a time", replace(load, concurrency=1.0), (*contexts, *shorter)),
-        (batch, small, tuple(contexts)),
-        (f"{batch} and a shorter context" if shorter else batch, small, (*contexts, *shorter)),
-    ]
-    less = [one for one in less if one[2] and (one[1] != load or one[2] == shorter)]
-    return [("", load, tuple(contexts)), *less, (flags, tight, (*contexts, *shorter))]
-
-
-def _first(machines: Sequence[tuple[str, int, float]], changes: Sequence[_Change]) -> Iterator[str]:
-    """The first machine that serves what is asked for; where none does, the first that serves less."""
-    for words, load, contexts in changes:
-        for name, gpus, gib in machines:
-            if (found := _fits(gpus, gib, load, contexts)) is not None:
-                yield f"{name}{f' with {words}' if words else ''}: {found}"
-                return
-
-
-def _least(load: Load) -> float:
-    """GiB of all experts, which no layout holds less than once."""
-    return load.model.layers * weights.experts(load.model, load.model.experts) / memory.GIB
-
-
-def _fits(gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> str | None:
-    """The layout and context that serve."""
-    best = pick(options(gpus, gib, load, contexts))
-    return f"{best.estimate.layout.name}, context {best.load.context:,}" if best else None

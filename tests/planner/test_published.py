@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import pytest
 
-from deepinfer_cli.serve import memory, recommend
+from deepinfer_cli.serve import memory
+from deepinfer_cli.serve.advice import advise
 from deepinfer_cli.serve.memory import Layout, Load
 
 LOAD = Load(batched_tokens=2_048, sequences=16, utilization=0.96)
@@ -60,4 +61,4 @@ def test_what_the_reserve_for_tokens_in_flight_is_worth() -> None:
 
 
 def test_stock_has_nothing_for_these_cards() -> None:
-    assert recommend.advise(6, 64, LOAD).best is None
+    assert advise(6, 64, LOAD).best is None

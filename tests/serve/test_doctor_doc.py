@@ -8,7 +8,8 @@ import pytest
 
 from deepinfer_cli.planner import weights
 from deepinfer_cli.planner.shape import FLASH
-from deepinfer_cli.serve import memory, recommend
+from deepinfer_cli.serve import memory
+from deepinfer_cli.serve.advice import advise
 from deepinfer_cli.serve.memory import Layout, Load
 
 DOC = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
@@ -28,7 +29,7 @@ DOC = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf
 )
 def test_the_table(name: str, gpus: int, gib: int) -> None:
     row = next(line for line in DOC.splitlines() if line.startswith(f"| {name} |"))
-    advice = recommend.advise(gpus, gib)
+    advice = advise(gpus, gib)
     if advice.best is None:
         assert "| nothing: " in row and all(text in row for text in advice.nearest)
         return
@@ -39,7 +40,7 @@ def test_the_table(name: str, gpus: int, gib: int) -> None:
 
 @pytest.mark.parametrize(("gpus", "gib"), [(8, 80), (8, 48)])
 def test_the_lines(gpus: int, gib: int) -> None:
-    line = recommend.advise(gpus, gib).line
+    line = advise(gpus, gib).line
     assert line is not None and f"\n{line}\n" in DOC
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from deepinfer_cli.planner import weights
-from deepinfer_cli.serve import partition, recommend, settings
+from deepinfer_cli.serve import partition, settings
+from deepinfer_cli.serve.advice import advise
 from deepinfer_cli.serve.command import serve_line
 from deepinfer_cli.serve.line import parse_options
 from deepinfer_cli.serve.memory import Layout, Load
@@ -19,7 +20,7 @@ RELEASES = ("0.30.0", "0.31.0", "0.32.0", "0.33.0")
 
 
 def test_eight_a100_80() -> None:
-    advice = recommend.advise(8, 79.25)
+    advice = advise(8, 79.25)
     assert advice.best is not None and advice.best.layout == Layout(8)
     assert advice.load.context == 1_048_576 and advice.load.speculative
     assert advice.best.tokens > 6_000_000
@@ -28,7 +29,7 @@ def test_eight_a100_80() -> None:
 
 
 def test_eight_a6000_48_take_whole_experts_and_a_shorter_context() -> None:
-    advice = recommend.advise(8, 47.99)
+    advice = advise(8, 47.99)
     assert advice.best is not None
     assert advice.best.layout == Layout(8, expert_parallel=True)
     assert advice.load.context == 262_144 and advice.best.tokens >= 262_144
@@ -36,7 +37,7 @@ def test_eight_a6000_48_take_whole_experts_and_a_shorter_context() -> None:
 
 
 def test_eight_a100_40_do_not_do_and_the_sum_says_why() -> None:
-    advice = recommend.advise(8, 40)
+    advice = advise(8, 40)
     assert advice.best is None and advice.line is None
     assert "8 x 40.0 GiB is 320 GiB; the weights without Engram are 286.4 GiB" in advice.reasons
     assert "of 36.8 GiB" in advice.reasons[1]
@@ -48,7 +49,7 @@ def test_eight_a100_40_do_not_do_and_the_sum_says_why() -> None:
 @pytest.mark.parametrize("gib", [24, 48, 80, 141])
 @pytest.mark.parametrize("release", ["0.30.0", "0.33.0"])
 def test_what_is_recommended_is_legal_and_fits(gpus: int, gib: int, release: str) -> None:
-    advice = recommend.advise(gpus, gib, Load(release=release))
+    advice = advise(gpus, gib, Load(release=release))
     if advice.best is None:
         assert advice.reasons
         return
@@ -76,14 +77,14 @@ def test_the_line_has_no_setting_that_is_known_to_go_wrong(layout: Layout) -> No
 
 
 def test_a_context_that_is_asked_for_is_kept_or_refused() -> None:
-    asked = recommend.advise(8, 47.99, context=131_072)
+    asked = advise(8, 47.99, context=131_072)
     assert asked.load.context == 131_072
-    assert recommend.advise(8, 47.99, context=1_048_576).best is None
+    assert advise(8, 47.99, context=1_048_576).best is None
 
 
 def test_huge_pages_are_asked_for_where_the_host_needs_them() -> None:
     def config(host: float | None, release: str = "0.33.0") -> dict[str, bool]:
-        line = recommend.advise(8, 80, Load(release=release), host=host).line
+        line = advise(8, 80, Load(release=release), host=host).line
         assert line is not None
         found: dict[str, bool] = json.loads(parse_options(shlex.split(line))["engram-config"])
         return found
@@ -94,24 +95,24 @@ def test_huge_pages_are_asked_for_where_the_host_needs_them() -> None:
 
 
 def test_a_long_enough_context_comes_before_whole_experts_and_fewer_stages_before_all() -> None:
-    advice = recommend.advise(16, 40)
+    advice = advise(16, 40)
     assert advice.best is not None and advice.best.layout == Layout(8, (20, 20))
     assert advice.load.context == 1_048_576 and advice.load.speculative == 0
 
 
 def test_what_would_do_is_tried_and_is_the_least() -> None:
-    (nearest,) = recommend.advise(1, 24).nearest
+    (nearest,) = advise(1, 24).nearest
     assert nearest.startswith("16 GPUs of this size with --max-num-batched-tokens 2048: ")
-    assert recommend.advise(16, 24, Load(batched_tokens=2_048)).best is not None
-    assert recommend.advise(12, 24, Load(batched_tokens=2_048)).best is None
-    shorter = recommend.advise(8, 48, context=1_048_576).nearest[0]
+    assert advise(16, 24, Load(batched_tokens=2_048)).best is not None
+    assert advise(12, 24, Load(batched_tokens=2_048)).best is None
+    shorter = advise(8, 48, context=1_048_576).nearest[0]
     assert shorter == "these GPUs with a shorter context: TP8 with expert parallelism, context 262,144"
-    alone = recommend.advise(8, 80, Load(concurrency=60), context=1_048_576).nearest
+    alone = advise(8, 80, Load(concurrency=60), context=1_048_576).nearest
     assert alone[0].startswith("these GPUs with a shorter context: TP8")
 
 
 def test_concurrency_is_held_at_once() -> None:
-    few, many = (recommend.advise(8, 80, Load(concurrency=count)) for count in (1, 20))
+    few, many = (advise(8, 80, Load(concurrency=count)) for count in (1, 20))
     assert few.best is not None and many.best is not None
     assert many.load.context < few.load.context == 1_048_576
     assert many.best.pool.concurrency >= 20
