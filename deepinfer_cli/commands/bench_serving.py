@@ -16,6 +16,7 @@ from deepinfer_cli.overlay.signals import interruptible, shielded
 from deepinfer_cli.render import joined
 from deepinfer_cli.result import ErrorItem, Result
 from deepinfer_cli.validate.serving import document, drive, plan, text
+from deepinfer_cli.validate.serving.server import ServerError
 
 
 def run(opts: ServingOptions, out: Output) -> Result:
@@ -55,7 +56,7 @@ def run(opts: ServingOptions, out: Output) -> Result:
             raise Interruption(
                 f"interrupted; {state}", code="interrupted", hint=f"logs and raw results are in {folder}"
             ) from error
-        except drive.ServerError as error:
+        except ServerError as error:
             _show_tail(error, out)
             raise
     return _finish(opts, out, request, measured, found)
@@ -121,7 +122,7 @@ def _verdict(
         ErrorItem(
             "overlay-not-live", why, "the comparison says nothing of the overlay; the server's log says more"
         )
-        for why in drive.misled(request, measured)
+        for why in document.misled(request, measured)
     ]
     errors += [
         ErrorItem("run-failed", f"{row['provider']}: {serving_table.what(row)}: {row['reason']}")

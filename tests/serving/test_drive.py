@@ -7,7 +7,8 @@ import socket
 import pytest
 
 from deepinfer_cli.errors import FailedError, UsageError
-from deepinfer_cli.validate.serving import drive, plan, rows
+from deepinfer_cli.validate.serving import document, drive, plan, rows
+from deepinfer_cli.validate.serving.server import ServerError
 from tests.serving.conftest import OFF
 
 
@@ -23,7 +24,7 @@ def of(found, workload, provider):
 def test_both_servers_one_after_the_other(request_of, tmp_path, nothing_left):
     request = request_of()
     measured = measure(request, tmp_path)
-    found = drive.result_rows(request, measured)
+    found = document.result_rows(request, measured)
     assert nothing_left() == 4
     assert [row["status"] for row in found] == ["PASSED"] * len(found)
     (fast,), (slow,) = of(found, plan.PREFILL, "overlay"), of(found, plan.PREFILL, "enable-only")
@@ -38,13 +39,13 @@ def test_both_servers_one_after_the_other(request_of, tmp_path, nothing_left):
     decode = of(found, plan.DECODE, "overlay")
     assert [row["case"]["streams"] for row in decode] == [1, 2]
     assert decode[0]["metrics"]["acceptance_length"]["p50"] == 3.0
-    assert drive.misled(request, measured) == []
+    assert document.misled(request, measured) == []
     assert [server["kv_tokens"] for server in measured.servers] == [123_456] * 2
 
 
 def test_the_scored_text_against_its_noise(request_of, tmp_path):
     request = request_of(repeats=3, streams=(1,))
-    found = drive.result_rows(request, measure(request, tmp_path))
+    found = document.result_rows(request, measure(request, tmp_path))
     (both,) = of(found, rows.DIFFERENCE, "overlay against enable-only")
     (own,) = of(found, rows.DIFFERENCE, "overlay against itself")
     assert both["metrics"]["rms"]["p50"] == pytest.approx(1e-3, rel=0.2)
@@ -77,7 +78,7 @@ def test_rounds_start_the_servers_in_turn(request_of, tmp_path, nothing_left):
     logs = {server["log"] for server in measured.servers}
     assert logs == {"overlay/server.log", "enable-only/server.log", "overlay/server-2.log"}
     assert measured.servers[0]["command"][:3] == ["vllm", "serve", "some/model"]
-    found = drive.result_rows(request, measured)
+    found = document.result_rows(request, measured)
     assert {len(row["runs"]) for row in found if row["workload"] == plan.PREFILL} == {2}
     assert found[0]["overlay"]["overlay"]["state"] == "live"
 
@@ -92,7 +93,7 @@ def test_rounds_start_the_servers_in_turn(request_of, tmp_path, nothing_left):
 )
 def test_a_server_that_does_not_come_up(request_of, tmp_path, nothing_left, monkeypatch, fault, words):
     monkeypatch.setenv("FAKE_SERVER", fault)
-    with pytest.raises(drive.ServerError, match=words) as caught:
+    with pytest.raises(ServerError, match=words) as caught:
         measure(request_of(start_timeout_s=2.0), tmp_path)
     assert caught.value.code == "server-failed" and caught.value.paths
     assert any("Initializing" in line or "ValueError" in line for line in caught.value.log_tail)
@@ -113,14 +114,14 @@ def test_a_server_that_dies_leaves_what_was_measured(request_of, tmp_path, nothi
     measured = measure(request, tmp_path)
     assert "the overlay server is gone: it ended with exit code 7" in measured.problem.message
     assert nothing_left() == 2
-    found = drive.result_rows(request, measured)
+    found = document.result_rows(request, measured)
     assert found[0]["status"] == "PASSED" and len(found[0]["runs"]) == 2
 
 
 def test_a_refused_request_fails_its_run_alone(request_of, tmp_path, nothing_left, monkeypatch):
     monkeypatch.setenv("FAKE_SERVER", "bad:2")
     request = request_of(streams=(1,))
-    found = drive.result_rows(request, measure(request, tmp_path))
+    found = document.result_rows(request, measure(request, tmp_path))
     (row,) = of(found, plan.PREFILL, "overlay")
     assert row["status"] == "RUNTIME_ERROR" and "400" in row["reason"]
     assert [run["status"] for run in row["runs"]] == ["RUNTIME_ERROR", "PASSED"]
@@ -131,7 +132,7 @@ def test_a_killed_client_loses_one_run(request_of, tmp_path, nothing_left, monke
     monkeypatch.setenv("FAKE_CLIENT", "kill:2")
     monkeypatch.setenv("FAKE_ONCE", str(tmp_path / "once"))
     request = request_of(streams=(1,))
-    found = drive.result_rows(request, measure(request, tmp_path))
+    found = document.result_rows(request, measure(request, tmp_path))
     (row,) = of(found, plan.PREFILL, "overlay")
     assert [run["status"] for run in row["runs"]] == ["RUNTIME_ERROR", "PASSED"]
     assert row["reason"] == "the client was killed by SIGKILL"
@@ -143,7 +144,7 @@ def test_a_run_that_hangs_is_ended(request_of, tmp_path, nothing_left, monkeypat
     monkeypatch.setenv("FAKE_CLIENT", "hang:2")
     monkeypatch.setenv("FAKE_ONCE", str(tmp_path / "once"))
     request = request_of(streams=(1,), run_timeout_s=2.0)
-    (row,) = of(drive.result_rows(request, measure(request, tmp_path)), plan.PREFILL, "overlay")
+    (row,) = of(document.result_rows(request, measure(request, tmp_path)), plan.PREFILL, "overlay")
     assert row["reason"] == "not done within 2 s"
     assert nothing_left() == 4
 
@@ -163,7 +164,7 @@ def test_a_warm_prompt_is_no_cold_prefill(request_of, tmp_path, monkeypatch):
         drive, "benches",
         lambda *given: [plan.Bench(one.id, one.side, one.workload, one.repeat, 1) for one in plan.benches(*given)],
     )  # fmt: skip
-    (row,) = of(drive.result_rows(request, measure(request, tmp_path)), plan.PREFILL, "overlay")
+    (row,) = of(document.result_rows(request, measure(request, tmp_path)), plan.PREFILL, "overlay")
     assert row["status"] == "FAILED" and "not cold: 64 tokens came from the prefix cache" in row["reason"]
 
 
@@ -171,14 +172,14 @@ def test_an_overlay_that_says_nothing_is_not_live(request_of, tmp_path, monkeypa
     monkeypatch.setenv("FAKE_SERVER", "silent")
     request = request_of(streams=(1,), repeats=1)
     measured = measure(request, tmp_path)
-    assert any("overlay: the overlay was off" in text for text in drive.misled(request, measured))
+    assert any("overlay: the overlay was off" in text for text in document.misled(request, measured))
 
 
 def test_prompts_of_one_s_own(request_of, tmp_path):
     own = tmp_path / "own.jsonl"
     own.write_text('{"prompt": "go on"}\n{"prompt": "and on"}\n')
     request = request_of(prompts=own, streams=(2,), repeats=1)
-    found = drive.result_rows(request, measure(request, tmp_path))
+    found = document.result_rows(request, measure(request, tmp_path))
     (row,) = of(found, plan.DECODE, "overlay")
     assert (row["case"]["prompts"], row["status"]) == ("custom", "PASSED")
     assert row["runs"][0]["input_tokens"] == 4
@@ -207,7 +208,7 @@ def test_a_port_that_is_taken_meanwhile_leaves_what_was_measured(request_of, tmp
     request = request_of(streams=(1,), repeats=1)
     measured = measure(request, tmp_path)
     assert measured.problem.code == "port-in-use"
-    assert drive.result_rows(request, measured)[0]["status"] == "PASSED"
+    assert document.result_rows(request, measured)[0]["status"] == "PASSED"
 
 
 def test_a_text_of_one_token_is_not_scored(request_of, tmp_path):

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer_cli.errors import DeepInferError, FailedError
-from deepinfer_cli.validate.results import Row
-from deepinfer_cli.validate.serving import api, live, rows, score, text
+from deepinfer_cli.validate.serving import api, rows, score, text
 from deepinfer_cli.validate.serving.bench import Client, Outcome
 from deepinfer_cli.validate.serving.plan import (
     PIECE_TOKENS,
@@ -24,7 +23,7 @@ from deepinfer_cli.validate.serving.plan import (
     turns,
 )
 from deepinfer_cli.validate.serving.process import free_ports
-from deepinfer_cli.validate.serving.server import Server, ServerError
+from deepinfer_cli.validate.serving.server import Server
 
 Say = Callable[[str], None]
 # the guard looks at its command more often than this
@@ -197,56 +196,3 @@ def _patiently(watch: Callable[[], None]) -> None:
     """Looks at the servers when there has been time to notice that one is gone."""
     time.sleep(_NOTICED_S)
     watch()
-
-
-def result_rows(request: Request, measured: Measured) -> list[Row]:
-    """The rows of all that was measured, each with what is known of the overlay in its server."""
-    codegen = (request.arch or "unknown") if request.generate else ("native" if request.arch else "unknown")
-    found = []
-    for work in request.workloads():
-        for side in request.sides:
-            runs = [
-                rows.of_run(work, one)
-                for one in measured.outcomes
-                if (one.bench.workload, one.bench.side) == (work, side)
-            ]
-            if runs:
-                found.append(rows.row(work.kind, work.case, side.name, runs, codegen))
-    case: dict[str, Any] = {
-        name: measured.scored[name] for name in ("tokens", "pieces") if name in measured.scored
-    }
-    found += rows.score_rows(measured.scores, case, codegen)
-    for one in found:
-        one["overlay"] = {
-            name: _overlay(name, measured) for name in (side.name for side in request.sides)
-            if name in one["provider"].split(" against ")
-        }  # fmt: skip
-    return found
-
-
-def _overlay(name: str, measured: Measured) -> dict[str, Any]:
-    """Of a side's servers: the same in every start, or unknown."""
-    starts = [server["overlay"] for server in measured.servers if server["name"] == name]
-    if not starts:
-        return live.unknown("the server was running already, and nothing outside it can tell").to_json()
-    keys = ("state", "bound", "off", "arch", "forced")
-    if any(one[key] != starts[0][key] for one in starts for key in keys):
-        return live.unknown("its starts differ").to_json()
-    return dict(starts[0])
-
-
-def misled(request: Request, measured: Measured) -> list[str]:
-    """Where a server of ours was not what it was started to be: a comparison of it says nothing."""
-    found = []
-    for server in measured.servers:
-        overlay = server["overlay"]
-        if overlay["state"] != live.LIVE:
-            found.append(f"{server['name']}: the overlay was {overlay['state']} ({overlay['told_by']})")
-        elif set(overlay["off"]) != set(server["switched_off"]):
-            found.append(f"{server['name']}: switched off were {', '.join(overlay['off']) or 'no ops'}")
-        elif set(overlay["bound"]) & set(server["switched_off"]):
-            found.append(f"{server['name']}: bound although switched off")
-    return list(dict.fromkeys(found))
-
-
-__all__ = ["Drive", "Measured", "ServerError", "misled", "result_rows"]
