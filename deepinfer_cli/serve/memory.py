@@ -16,7 +16,6 @@ from deepinfer_cli.serve.partition import LAYERS, check, text
 
 GIB = 2**30
 EXPERT_WIDTH = FLASH.expert_width
-CHECKPOINT = round(weights.checkpoint(FLASH) / GIB, 1)
 ENGRAM = round(weights.tables(FLASH) / GIB, 1)
 # 64 heads and 8 output groups are split evenly
 TENSOR_PARALLEL = (1, 2, 4, 8)
@@ -191,11 +190,6 @@ class Estimate:
 def expert_padding(layout: Layout) -> float:
     """How much larger Marlin makes the experts: each GPU's width is rounded up to 128."""
     return max(weights.expert_padding(FLASH, weights.Split(tp, layout.expert_parallel)) for tp in layout.tps)
-
-
-def workspace(load: Load) -> float:
-    """GiB of vLLM's shared workspace where one stage has every layer."""
-    return buffers.workspace(load.model, range(load.model.layers), load.traffic, load.release) / GIB
 
 
 @lru_cache(maxsize=4096)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deepinfer_cli.planner import weights
+from deepinfer_cli.planner import buffers, weights
 from deepinfer_cli.planner.shape import FLASH
 from deepinfer_cli.serve import memory
 from deepinfer_cli.serve.advice import advise
@@ -44,14 +44,18 @@ def test_the_lines(gpus: int, gib: int) -> None:
     assert line is not None and f"\n{line}\n" in DOC
 
 
+def workspace(load: Load) -> float:
+    return buffers.workspace(FLASH, range(FLASH.layers), load.traffic, load.release) / memory.GIB
+
+
 def test_the_figures_in_the_text() -> None:
-    whole = memory.CHECKPOINT - memory.ENGRAM
+    whole = (weights.checkpoint(FLASH) - weights.tables(FLASH)) / memory.GIB
     sliced, kept = (weights.Split(8, expert_parallel=kept) for kept in (False, True))
     padding = FLASH.layers * weights.experts(FLASH, FLASH.experts) / 8 / memory.GIB
     padding *= weights.expert_padding(FLASH, sliced) - weights.expert_padding(FLASH, kept)
     assert f"{whole:.1f} GiB" in DOC and f"{padding:.1f} GiB more" in DOC
     assert (
-        f"{memory.workspace(Load()):.1f} GiB at 1,048,576; {memory.workspace(Load('0.31.0')):.1f} in 0.30"
+        f"{workspace(Load()):.1f} GiB at 1,048,576; {workspace(Load('0.31.0')):.1f} in 0.30"
         in DOC.replace("\n", " ")
     )
     stored = weights.stage(FLASH, range(40), weights.Split(stored=True, draft=True), first=True, last=True)

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 VOCAB = 129_280
-# ids from here on mark images
-FIRST_IMAGE_ID = 129_264
 HIDDEN = 5_120
 HEAD_DIM = 512
 HEADS = 64
