@@ -162,6 +162,7 @@ def _jobs(options: argparse.Namespace, groups: dict[str, str]) -> list[Job]:
     stock_draft = replace(known["draft"], engine={**known["draft"].engine, **lazy})
     quick = replace(quick, phases=tuple(phase for phase in quick.phases if phase["do"] != "time"))
     stock = replace(quick, engine={**quick.engine, **lazy})
+    replayless = replace(known["eager"], engine={**known["eager"].engine, "swa_bounded_replay": False})
     return [
         Job(
             replace(make("timed-accelerate", timed, "sm80"), kv_bytes=None),
@@ -185,6 +186,8 @@ def _jobs(options: argparse.Namespace, groups: dict[str, str]) -> list[Job]:
         Job(make("native-off", stock, off_switch=False), against="stock-graphs", check=nothing_bound),
         Job(make("stock-again", stock), overlay=False, against="stock-graphs"),
         *(Job(make(f"sm80-{version}", "eager", "sm80"), version, against="stock-eager") for version in OLDER),
+        # as where a pipeline is cut at the last KV source
+        Job(make("sm80-no-replay", replayless, "sm80"), against="stock-eager"),
         *(
             job
             for name in ("tp2", "pp2")
@@ -194,6 +197,7 @@ def _jobs(options: argparse.Namespace, groups: dict[str, str]) -> list[Job]:
                 Job(
                     make(f"{name}-sm80", name, "sm80"),
                     against=f"{name}-stock" if name == "tp2" else "stock-graphs",
+                    check=exchanges_in_order,
                 ),
             )
         ),
@@ -230,6 +234,16 @@ def nothing_bound(document: dict[str, Any]) -> str:
         if extra:
             return f"imported: {', '.join(extra)}"
     return ""
+
+
+def exchanges_in_order(document: dict[str, Any]) -> str:
+    """Whether a stage exchanges tokens by a stream that its model does not run on; empty if none does."""
+    workers = (document["answer"] or {}).get("workers", [])
+    # an archive from before it was asked does not say
+    wrong = [str(rank) for rank, worker in enumerate(workers) if not worker.get("one_stream", True)]
+    return (
+        f"tokens are exchanged by another stream than the model's: stage {', '.join(wrong)}" if wrong else ""
+    )
 
 
 def _memory_bytes() -> int:

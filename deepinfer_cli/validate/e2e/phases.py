@@ -65,7 +65,16 @@ def worker_facts(worker: Any) -> dict[str, Any]:
         "memory_bytes": torch.cuda.memory_allocated(),
         "peak_bytes": torch.cuda.max_memory_allocated(),
         "runner": type(inner.model_runner).__module__,
+        "one_stream": _one_stream(inner.model_runner),
     }
+
+
+def _one_stream(runner: Any) -> bool:
+    """Whether pipeline stages exchange tokens in the order of the stream that the model runs on."""
+    import torch
+
+    handler = getattr(runner, "pp_handler", None)
+    return handler is None or bool(handler.main_stream == torch.cuda.current_stream())
 
 
 def _held_by_vllm(payload: Any) -> list[str]:

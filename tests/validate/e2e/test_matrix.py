@@ -76,6 +76,13 @@ def test_each_fault_of_the_matrix_can_be_planted(matrix, faults):
     assert set(matrix.FAULT_NAMES) == set(faults.FAULTS)
 
 
+def test_a_pipeline_must_exchange_in_order(matrix):
+    workers = [{"one_stream": True}, {"one_stream": False}]
+    assert "stage 1" in matrix.exchanges_in_order({"answer": {"workers": workers}})
+    assert matrix.exchanges_in_order({"answer": {"workers": workers[:1]}}) == ""
+    assert matrix.exchanges_in_order({"answer": None}) == ""
+
+
 def test_a_fault_must_be_found_and_none_must_not(matrix):
     stock, wrong = document(), document()
     wrong["phases"] = {
