@@ -14,6 +14,8 @@ from deepinfer_cli.serve.recommend import CONTEXTS, Option, layouts, lengths, op
 
 # of one GPU, GB as they are sold
 _SIZES = (24, 32, 40, 48, 64, 80, 96, 141)
+# a card of 80 GB may say that it has 79.25 GiB: what is hardly larger is the same card
+_LARGER = 1.05
 # numbers of GPUs that some layout takes all of
 _COUNTS = sorted({tp * pp for tp in memory.TENSOR_PARALLEL for pp in range(1, partition.MAX_STAGES + 1)})
 # prompts in smaller pieces: slower to fill in, and smaller activations and reserves
@@ -100,13 +102,14 @@ def what_would(gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> It
     yield from _first([("these GPUs", gpus, gib)], (*less, tight))
     enough = math.ceil(_least(load) / (gib * load.utilization))
     counts = [count for count in _COUNTS if count > gpus and count >= enough]
-    sizes = [size for size in _SIZES if size > gib and gpus * size * load.utilization >= _least(load)]
+    larger = [size for size in _SIZES if size > _LARGER * gib]
+    sizes = [size for size in larger if gpus * size * load.utilization >= _least(load)]
     changes = (asked, *less[-1:])
     found = list(_first([(f"{count} GPUs of this size", count, gib) for count in counts], changes))
     found += _first([(f"{gpus} GPUs of {size} GB", gpus, size) for size in sizes], changes)
     if not found:
         machines = sorted(
-            (count * size, count, size) for size in _SIZES if size > gib for count in _COUNTS if count >= gpus
+            (count * size, count, size) for size in larger for count in _COUNTS if count >= gpus
         )
         found += _first(
             [(f"{count} GPUs of {size} GB", count, float(size)) for _, count, size in machines], (asked,)

@@ -107,6 +107,9 @@ def test_what_would_do_is_tried_and_is_the_least() -> None:
     assert advise(12, 24, Load(batched_tokens=2_048)).best is None
     shorter = advise(8, 48, context=1_048_576).nearest[0]
     assert shorter == "these GPUs with a shorter context: TP8 with expert parallelism, context 262,144"
+    # 80 GB cards are what it has
+    same = advise(8, 79.25, Load(concurrency=20.95), context=1_048_576)
+    assert same.best is None and not any("8 GPUs of 80 GB" in one for one in same.nearest)
     alone = advise(8, 80, Load(concurrency=60), context=1_048_576).nearest
     assert alone[0].startswith("these GPUs with a shorter context: TP8")
 
