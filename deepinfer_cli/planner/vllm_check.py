@@ -56,8 +56,8 @@ def ask(target: Target, found: Estimate, load: Load, timeout_s: float = TIMEOUT_
             return {"error": str(error)}
     lines = done.stdout.strip().splitlines()
     try:
-        answer: dict[str, Any] = json.loads(lines[-1])
-    except (IndexError, ValueError):
+        answer: dict[str, Any] = dict(json.loads(lines[-1]))
+    except (IndexError, ValueError, TypeError):
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return {"error": last}
     if "error" in answer:

@@ -22,7 +22,9 @@ _RECORD = {"kv_mxfp8": False, "kv_page_alignment": 576, "compressed_bytes_per_to
 def main() -> int:
     """Reads the request and prints the answer."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    sys.path[:] = [entry for entry in sys.path if entry and Path(entry).resolve() != Path(__file__).parent]
+    here = Path(__file__).resolve().parent
+    # python puts the script's folder first, where `shape` or `groups` could shadow a user's module
+    sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve() != here]
     try:
         answer = plan(request)
     except Exception as error:

@@ -50,6 +50,7 @@ def test_agreement_and_difference(ask) -> None:
     [
         ("raise SystemExit('no torch')", "no torch"),
         ("pass", "exit code 0"),
+        ("print(3)", "exit code 0"),
         ('print(\'{"error": "ImportError: vllm"}\')', "ImportError: vllm"),
         ("import time; time.sleep(30)", "timed out"),
     ],
