@@ -9,13 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from deepinfer_cli.planner import buffers
 from deepinfer_cli.planner.shape import FLASH, Shape
 
 MIB = 2**20
-# requests whose rows prefill gathers at once: a constant of vLLM's portable class
-CHUNK_REQUESTS = 4
-# what one chunk of prefill's logits may take, and what vLLM reserves for it: VLLM_SPARSE_INDEXER_MAX_LOGITS_MB
-LOGITS_BYTES = 512 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +57,7 @@ def gathered(served: Served) -> int:
         compress_ratio=min(ratio for ratio in model.ratios if ratio), max_model_len=served.context,
         window_size=model.window, max_num_batched_tokens=served.tokens,
     )  # fmt: skip
-    rows: int = CHUNK_REQUESTS * shared.widest(layer, False)[1]
+    rows: int = buffers.PREFILL_REQUESTS * shared.widest(layer, False)[1]
     return rows * model.head_dim * 2
 
 
@@ -76,7 +73,7 @@ def logits(rows: int, width: int) -> int:
 
 def prefill_logits(served: Served) -> int:
     """The most that a chunk takes: vLLM cuts it by rows times keys, and the payload rounds a row's width up."""
-    elements = LOGITS_BYTES // 4
+    elements = buffers.INDEX_LOGITS // 4
     return max(logits(rows, min(elements // rows, served.context)) for rows in range(1, served.tokens + 1))
 
 

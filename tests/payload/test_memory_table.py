@@ -75,13 +75,12 @@ def test_the_rows_agree_with_the_planner() -> None:
     served = sizes.Served()
     traffic = kv.Traffic(served.context, served.tokens)
     assert sizes.gathered(served) == buffers.workspace(FLASH, range(FLASH.layers), traffic, "0.33.0")
-    assert sizes.LOGITS_BYTES == buffers.INDEX_LOGITS
     assert sizes.unpacked(replace(served, tp=1)) == 40 * 8_192 * 4_096 * 2
 
 
 def test_logits_of_a_chunk_stay_near_what_vllm_reserves() -> None:
     """Its chunks have rows x keys <= 2^27; a row is rounded up to 256 elements."""
-    assert sizes.prefill_logits(sizes.Served()) <= sizes.LOGITS_BYTES + 8_192 * 1_024
+    assert sizes.prefill_logits(sizes.Served()) <= buffers.INDEX_LOGITS + 8_192 * 1_024
 
 
 def test_the_enable_groups_other_ops_are_named_and_allocate_nothing() -> None:
