@@ -158,11 +158,7 @@ def _verify(run: _Run, on_event: OnEvent | None) -> VerifyReport:
         if on_event is not None:
             on_event(outcome)
     if request.case is not None and not results and not not_run:
-        raise UsageError(
-            f"there is no case {request.case}",
-            code="case-unknown",
-            hint="`deepinfer verify --json` lists them",
-        )
+        raise _no_case(request)
     if request.case is not None and results:
         levels_of_case = {result.level for result in results} | set(request.levels)
         if levels_of_case & _SHARE_CASES:
@@ -207,9 +203,17 @@ def _chosen_ops(request: Request) -> tuple[str, ...]:
     known = ops_of(request.payload_root)
     wanted = request.ops or ((request.case.partition("[")[0],) if request.case else ())
     unknown = sorted(set(wanted) - set(known) - ({liverun.OP} if request.case else set()))
+    if unknown and not request.ops and not set(unknown) & set(bindings_only(request.payload_root)):
+        raise _no_case(request)
     if unknown:
         check_known(unknown, request.payload_root, f"level {Level.LIVE.value} checks that it is bound")
     return tuple(op for op in known if not wanted or op in wanted)
+
+
+def _no_case(request: Request) -> UsageError:
+    return UsageError(
+        f"there is no case {request.case}", code="case-unknown", hint="`deepinfer verify --json` lists them"
+    )
 
 
 def check_known(missing: list[str], root: Path, instead: str) -> None:

@@ -71,6 +71,19 @@ def test_an_unknown_op_is_told_of_both_kinds(root: Path):
     assert caught.value.hint == "ops are fake; without a kernel of their own: bare"
 
 
+@pytest.mark.parametrize("case", ["foo", "foo[bar]", "[x]"])
+def test_an_unknown_case_is_no_op(root: Path, case: str):
+    with pytest.raises(UsageError) as caught:
+        verify.verify(request(root, case=case))
+    assert (caught.value.code, caught.value.message) == ("case-unknown", f"there is no case {case}")
+
+
+def test_a_case_of_an_op_without_a_kernel_says_so(root: Path):
+    with pytest.raises(UsageError) as caught:
+        verify.verify(request(root, case="bare[x]"))
+    assert caught.value.code == "op-without-kernel"
+
+
 def test_bench_has_nothing_to_measure(root: Path):
     with pytest.raises(UsageError) as caught:
         bench._ops(bench.BenchOptions(ops=("bare",)), root)
