@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,15 @@ from deepinfer_cli.overlay.signals import interruptible, shielded
 from deepinfer_cli.render import joined
 from deepinfer_cli.result import ErrorItem, Result
 from deepinfer_cli.validate.serving import document, drive, plan, text
-from deepinfer_cli.validate.serving.server import ServerError
 
 
 def run(opts: ServingOptions, out: Output) -> Result:
     """Measures, shows, and writes the result file.
 
     Raises:
-        UsageError: options that do not go together, a port in use.
+        UsageError: options that do not go together, a setting that would not start, a port in use.
         UnsupportedError: no vLLM, no overlay or no GPU.
-        FailedError: a server did not come up, or the client cannot run.
+        FailedError: a server did not come up or does not answer, or the client cannot run.
         Interruption: Ctrl-C or SIGTERM; every process has been ended.
     """
     serving_request.check(opts)
@@ -36,6 +36,8 @@ def run(opts: ServingOptions, out: Output) -> Result:
         serving_request.of_endpoints(opts, out) if opts.endpoints else serving_request.of_servers(opts, out)
     )
     plan.check(request)
+    drive.check(request)
+    there = opts.logs is not None and opts.logs.exists()
     folder = _folder(opts)
     out.note(f"logs and raw results are kept in {folder}")
     out.note(_order(request))
@@ -48,16 +50,15 @@ def run(opts: ServingOptions, out: Output) -> Result:
             with shielded():
                 if work.measured.outcomes:
                     _write(opts, out, request, work.measured, found)
-            state = (
-                f"process {joined(map(str, left))} could not be ended"
-                if left
-                else "nothing of it runs any more"
-            )
-            raise Interruption(
-                f"interrupted; {state}", code="interrupted", hint=f"logs and raw results are in {folder}"
-            ) from error
-        except ServerError as error:
+            state = _left(left) if left else "nothing of it runs any more"
+            kept = _keep(folder, there)
+            hint = f"logs and raw results are in {folder}" if kept else None
+            raise Interruption(f"interrupted; {state}", code="interrupted", hint=hint) from error
+        except DeepInferError as error:
             _show_tail(error, out)
+            if work.measured.left:
+                out.warn(_left(work.measured.left))
+            _keep(folder, there)
             raise
     return _finish(opts, out, request, measured, found)
 
@@ -73,6 +74,21 @@ def _folder(opts: ServingOptions) -> Path:
     except OSError as error:
         raise outfile.failed(error, folder) from error
     return folder
+
+
+def _keep(folder: Path, there: bool) -> bool:
+    """Whether anything was started that has a log; where not, `folder` is as it was before."""
+    if any(folder.rglob("*.log")):
+        return True
+    for path in folder.iterdir():
+        shutil.rmtree(path)
+    if not there:
+        folder.rmdir()
+    return False
+
+
+def _left(processes: list[int]) -> str:
+    return f"process {joined(map(str, processes))} could not be ended"
 
 
 def _order(request: plan.Request) -> str:
@@ -134,7 +150,5 @@ def _verdict(
         one = measured.problem
         errors.append(ErrorItem(one.code, one.message, one.hint, one.paths))
     if measured.left:
-        errors.append(
-            ErrorItem("processes-left", f"process {joined(map(str, measured.left))} could not be ended")
-        )
+        errors.append(ErrorItem("processes-left", _left(measured.left)))
     return (ExitCode.FAILED if errors else ExitCode.OK), tuple(errors)

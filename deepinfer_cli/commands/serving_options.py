@@ -22,8 +22,14 @@ def _lengths(text: str | None) -> tuple[int, ...] | None:
     except ValueError:
         found = ()
     if not found or min(found) < 1:
-        raise typer.BadParameter(f"{text!r} is no list of numbers such as 16384,65536")
+        raise typer.BadParameter(f"{text!r} is no list of numbers from 1 up, such as 16384 or 1,4")
     return found
+
+
+def _checked(text: str | None) -> str | None:
+    """A callback: here the message names the option."""
+    _lengths(text)
+    return text
 
 
 Serving = Annotated[
@@ -60,11 +66,20 @@ Runs = Annotated[
 InputTokens = Annotated[
     str | None,
     option(
-        "--input-tokens", metavar="N,N", help="With --serving: lengths of cold prompts; default 16384,65536."
+        "--input-tokens",
+        metavar="N,N",
+        callback=_checked,
+        help="With --serving: lengths of cold prompts; default 16384,65536.",
     ),
 ]
 Streams = Annotated[
-    str | None, option("--streams", metavar="N,N", help="With --serving: requests at once; default 1,4.")
+    str | None,
+    option(
+        "--streams",
+        metavar="N,N",
+        callback=_checked,
+        help="With --serving: requests at once; default 1,4.",
+    ),
 ]
 OutputTokens = Annotated[
     int | None,

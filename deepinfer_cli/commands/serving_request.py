@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import urllib.parse
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,16 @@ from deepinfer_cli.commands.options import TargetOptions
 from deepinfer_cli.detect.arch import arch_name
 from deepinfer_cli.errors import UnsupportedError, UsageError
 from deepinfer_cli.output import Output
+from deepinfer_cli.serve import settings
+from deepinfer_cli.serve.line import parse_options
+from deepinfer_cli.serve.memory import Load
 from deepinfer_cli.validate import runner, switches
 from deepinfer_cli.validate.e2e import plan as e2e
-from deepinfer_cli.validate.serving import plan
+from deepinfer_cli.validate.serving import arguments, plan
 
 _SEEDS = 1_000_000_000
+# the small model has layers and heads of its own
+_SPREADING = {"tensor-parallel-size", "pipeline-parallel-size"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,13 @@ def check(opts: ServingOptions) -> None:
             hint="--endpoint A --endpoint B",
         )
     if opts.endpoints:
+        first, second = map(base_url, opts.endpoints)
+        if first == second:
+            raise UsageError(
+                f"both --endpoint name {first}, which cannot be compared with itself",
+                code="usage",
+                hint="name two servers: --endpoint A --endpoint B",
+            )
         given = {
             "--together": opts.together,
             "--rounds": opts.rounds > 1,
@@ -89,9 +102,59 @@ def check(opts: ServingOptions) -> None:
             raise UsageError(
                 f"{extra[0]} is for servers that are started here, and --endpoint names running ones",
                 code="usage",
+                hint=f"leave out {extra[0]}, or pass --model MODEL instead of --endpoint",
             )
     if opts.together and opts.rounds > 1:
-        raise UsageError("--rounds is for servers that take turns, and --together starts both", code="usage")
+        raise UsageError(
+            "--rounds is for servers that take turns, and --together starts both",
+            code="usage",
+            hint="pass one of them: --together where both fit, else --rounds; --runs says how often either measures",
+        )
+
+
+def base_url(url: str) -> str:
+    """A server's address without what follows it: `http://HOST:PORT`, perhaps with a path.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        parts = urllib.parse.urlsplit(url)
+        legal = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        legal = False
+    if not legal or any(char.isspace() for char in url) or parts.query or parts.fragment:
+        raise UsageError(
+            f"--endpoint {url} is no address of a server",
+            code="usage",
+            hint="name it as http://HOST:PORT",
+        )
+    path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    return f"{parts.scheme}://{parts.netloc.lower()}{path}"
+
+
+def check_settings(request: plan.Request, release: str | None, out: Output) -> None:
+    """Refuses arguments and variables with which no server of the overlay would serve; warns of dubious ones.
+
+    Raises:
+        UsageError: there are some.
+    """
+    options = parse_options(request.extra)
+    if request.small:
+        options = {name: value for name, value in options.items() if name not in _SPREADING}
+    # of the variables those that servers get, without what is set for them here
+    environ = arguments.environment(request, None)
+    found = settings.check(settings.Settings(environ, options, release or Load().release))
+    for one in found:
+        if one.severity == "note":
+            out.warn(f"{one.name}: {one.text}; {one.hint}")
+    wrong = [one for one in found if one.severity == "problem"]
+    if wrong:
+        raise UsageError(
+            "; ".join(f"{one.name} goes wrong with DeepSeek-V4.1 on SM8x: {one.text}" for one in wrong),
+            code="usage",
+            hint="; ".join(f"{one.name}: {one.hint}" for one in wrong),
+        )
 
 
 def _request(opts: ServingOptions, python: Path, parent: Path | None, **more: Any) -> plan.Request:
@@ -117,7 +180,7 @@ def of_endpoints(opts: ServingOptions, out: Output) -> tuple[plan.Request, dict[
     python = verify.interpreter(opts.where, target, out)
     parent = None if target is None else e2e_command.parent_of(e2e_command.E2eOptions(target, python))
     sides = [
-        plan.Side(name, base_url=url.rstrip("/").removesuffix("/v1"))
+        plan.Side(name, base_url=base_url(url))
         for name, url in zip(plan.ENDPOINTS, opts.endpoints, strict=True)
     ]
     found = runner.probe(python, (parent,) if parent else ())
@@ -132,7 +195,7 @@ def of_servers(opts: ServingOptions, out: Output) -> tuple[plan.Request, dict[st
 
     Raises:
         UnsupportedError: no vLLM, no overlay or no GPU.
-        UsageError: the overlay is switched off.
+        UsageError: the overlay is switched off, or a setting goes wrong (see `check_settings`).
     """
     target = verify.find_target(opts.where, out)
     if target is None or target.layout is None:
@@ -162,4 +225,5 @@ def of_servers(opts: ServingOptions, out: Output) -> tuple[plan.Request, dict[st
     request = _request(
         opts, python, parent, sides=sides, arch=arch, generate=not native, memory_bytes=gpu["memory_bytes"]
     )
+    check_settings(request, target.version, out)
     return request, found | {"payload": str(installed)}

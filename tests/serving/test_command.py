@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -62,7 +63,7 @@ def wait_for_lines(path: Path, count: int) -> None:
 def test_a_whole_comparison(start, tmp_path, nothing_left):
     output = tmp_path / "serving.json"
     process = start(
-        "--model", "some/model", *QUICK, "--together", "-o", str(output), "--", "--block-size", "64"
+        "--model", "some/model", *QUICK, "--together", "-o", str(output), "--", "--block-size", "128"
     )
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
@@ -73,9 +74,9 @@ def test_a_whole_comparison(start, tmp_path, nothing_left):
     assert "the scored text differs by" in out
     document = results.read(output)
     assert document["serving"]["order"] == "together"
-    assert document["serving"]["serve_arguments"] == ["--block-size", "64"]
+    assert document["serving"]["serve_arguments"] == ["--block-size", "128"]
     for server in document["serving"]["servers"]:
-        assert server["command"][-2:] == ["--block-size", "64"]
+        assert server["command"][-2:] == ["--block-size", "128"]
         assert server["overlay"]["state"] == "live"
         assert ("combine" in server["switched_off"]) == (server["name"] == "enable-only")
     assert all("ratio" not in json.dumps(row) for row in document["rows"])
@@ -175,7 +176,19 @@ def test_an_overlay_that_was_not_live_fails_the_comparison(start, nothing_left):
         (["--model", "m", "--text", "gone.txt"], "the text cannot be read"),
         (["--model", "m", "--prompts", "gone.jsonl"], "the prompts cannot be read"),
         (["--model", "m", "--max-smem", "1"], "--max-smem does not go with --serving"),
-        (["--model", "m", "--input-tokens", "x"], "is no list of numbers"),
+        (["--endpoint", "foo", "--endpoint", "http://b"], "--endpoint foo is no address of a server"),
+        (["--endpoint", "http://a", "--endpoint", "http://b:9 9"], "--endpoint http://b:9 9 is no address"),
+        (["--endpoint", "http://a:99999", "--endpoint", "http://b"], "http://a:99999 is no address"),
+        (["--endpoint", "http://A:1/v1/", "--endpoint", "http://a:1"], "both --endpoint name http://a:1"),
+        (["--model", "m", "--input-tokens", "x"], "'--input-tokens': 'x' is no list of numbers"),
+        (["--model", "m", "--input-tokens", "0"], "'--input-tokens': '0' is no list of numbers"),
+        (["--model", "m", "--streams", "-1"], "'--streams': '-1' is no list of numbers"),
+        (
+            ["--model", "m", "--", "--block-size", "64"],
+            "--block-size 64 goes wrong with DeepSeek-V4.1 on SM8x",
+        ),
+        (["--small", "--", "--block-size=64"], "--block-size 64 goes wrong"),
+        (["--model", "m", "--", "-tp", "3"], "--tensor-parallel-size 3 goes wrong"),
         (["--model", "m", "--arch", "sm86"], "runs its own code"),
     ],
 )
@@ -192,8 +205,9 @@ def test_what_does_not_go_together(target, capsys, monkeypatch, words, said):
     code = app.main(
         ["bench", "--serving", *words[:at], "--target", str(target), "--python", sys.executable, *words[at:]]
     )
-    assert code in (2, 3)
-    assert said in capsys.readouterr().err
+    assert code == (3 if "--arch" in words else 2)
+    err = capsys.readouterr().err
+    assert said in err and "\nhint: " in err
 
 
 def test_its_options_mean_nothing_without_it(capsys):
@@ -248,9 +262,54 @@ def test_two_running_servers(start, endpoints, tmp_path):
     assert all(api.get(f"{url}/health", 5.0) == b"{}" for url in endpoints)
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://127.0.0.1:9 9"])
-def test_an_endpoint_that_is_none(start, endpoints, url):
+def test_an_endpoint_that_is_none(start, endpoints, tmp_path):
+    url = "http://127.0.0.1:9"
     process = start("--endpoint", endpoints[0], "--endpoint", url, *QUICK)
     _out, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert f"error[endpoint-failed]: {url} is no server that serves a model" in err
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_port_in_use_leaves_no_folder(start, tmp_path, nothing_left):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        process = start("--model", "m", *QUICK, "--port", str(taken.getsockname()[1]))
+        _out, err = process.communicate(timeout=60)
+    assert (process.returncode, "error[port-in-use]" in err) == (2, True), err
+    assert not (tmp_path / "logs").exists()
+    assert nothing_left() == 0
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_fails_before_anything_starts_leaves_the_folder_as_it_was(
+    target, tmp_path, capsys, monkeypatch, there
+):
+    """Such as a port that is taken between the first look and the server's start."""
+    from deepinfer_cli import app
+    from deepinfer_cli.errors import UsageError
+    from deepinfer_cli.validate.serving import drive
+    from tests.serving import run_cli
+
+    def taken(*_):
+        raise UsageError("port 1 is in use", code="port-in-use")
+
+    monkeypatch.setattr(
+        run_cli.runner, "probe", lambda *_: {"torch": "1", "triton": "1", "gpu": run_cli.A100}
+    )
+    monkeypatch.setattr(drive, "free_ports", taken)
+    logs = tmp_path / "logs"
+    if there:
+        logs.mkdir()
+    words = ["--model", "m", "--target", str(target), "--python", sys.executable, "--logs", str(logs)]
+    assert app.main(["bench", "--serving", *words]) == 2
+    assert "error[port-in-use]" in capsys.readouterr().err
+    assert logs.exists() == there and not (there and any(logs.iterdir()))
+
+
+def test_a_dubious_setting_is_a_warning_alone(start):
+    process = start("--model", "m", *QUICK, "--", "--enforce-eager", FAKE_SERVER="fail")
+    _out, err = process.communicate(timeout=60)
+    assert "warning: --enforce-eager: no CUDA graphs" in err
+    assert "error[server-failed]" in err

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from deepinfer_cli.errors import FailedError, UsageError
-from deepinfer_cli.validate.serving import document, drive, plan, rows
+from deepinfer_cli.validate.serving import bench, document, drive, plan, rows
 from deepinfer_cli.validate.serving.server import ServerError
 from tests.serving.conftest import OFF
 
@@ -228,3 +228,17 @@ def test_the_small_model_is_written_and_its_processes_prepared(request_of, tmp_p
     assert command[1].endswith("launch.py") and (folder / "model" / "tokenizer.json").is_file()
     assert command[command.index("--load-format") + 1] == "deepinfer_small"
     assert "--skip-tokenizer-init" not in command
+
+
+def test_what_is_left_of_a_client_is_said(request_of, tmp_path, monkeypatch):
+    class Stuck(bench.Guarded):
+        def stop(self):
+            return [*super().stop(), 4_242]
+
+    monkeypatch.setattr(bench, "Guarded", Stuck)
+    assert measure(request_of(streams=(1,), repeats=1, together=True), tmp_path).left == [4_242]
+    monkeypatch.setenv("FAKE_CLIENT", "import")
+    work = drive.Drive(request_of(), tmp_path / "failed", str)
+    with pytest.raises(FailedError):
+        work.run()
+    assert work.measured.left == [4_242]

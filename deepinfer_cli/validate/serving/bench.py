@@ -49,6 +49,10 @@ class Client:
         prompts: file of decode prompts, where they are not random.
         watch: called again and again; raises where going on makes no sense.
         say: for what the user may want to know.
+
+    Attributes:
+        versions: of vLLM and what it needs, as the client says.
+        left: processes of it that could not be ended.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class Client:
         self.request, self.folder, self.name, self.prompts = request, folder, name, prompts
         self.watch, self.say = watch, say
         self.versions: dict[str, str | None] = {}
+        self.left: list[int] = []
         self._number = 0
 
     def run(self, benches: list[Bench], urls: Mapping[str, str]) -> Generator[Outcome, None, None]:
@@ -109,7 +114,7 @@ class Client:
         try:
             yield from self._follow(process, events, benches)
         finally:
-            process.stop()
+            self.left += process.stop()
 
     def _follow(self, process: Guarded, events: Path, benches: list[Bench]) -> Generator[Outcome, None, None]:
         waiting = list(benches)

@@ -26,6 +26,22 @@ from deepinfer_cli.validate.serving.process import free_ports
 from deepinfer_cli.validate.serving.server import Server
 
 Say = Callable[[str], None]
+
+
+def check(request: Request) -> None:
+    """Sees, before anything is started or written, that running servers answer and that chosen ports are free.
+
+    Raises:
+        FailedError: an endpoint serves no model (`endpoint-failed`).
+        UsageError: something listens on a port (`port-in-use`).
+    """
+    for side in request.sides:
+        if side.base_url is not None:
+            api.first_model(side.base_url)
+    if request.started and request.port is not None:
+        free_ports(len(request.sides) if request.together else 1, request.port)
+
+
 # the guard looks at its command more often than this
 _NOTICED_S = 0.5
 
@@ -115,6 +131,8 @@ class Drive:
                 # a server that went away explains what else failed
                 _patiently(watch)
                 raise
+            finally:
+                self.measured.left += client.left
 
     def _take(self, outcome: Outcome, done: int, of: int) -> None:
         bench = outcome.bench
