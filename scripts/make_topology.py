@@ -130,11 +130,8 @@ def layouts() -> str:
 
 def needs(row: Row) -> str:
     """Which vLLM starts it."""
-    data = plan(row.command(SHOWN))[1]
-    if not data["stock"]:
-        return "**neither**"
-    mended = any("op `pipeline`" in reason for reason in data["reasons"])
-    return "the overlay" if mended else "stock, the overlay"
+    names = {"stock": "stock", "overlay": "the overlay"}
+    return ", ".join(names[one] for one in plan(row.command(SHOWN))[1]["starts_on"]) or "**neither**"
 
 
 def commands() -> str:

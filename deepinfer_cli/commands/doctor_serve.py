@@ -36,13 +36,17 @@ class Asked:
 def partition_rows(given: str | None, found: list[settings.Finding]) -> Iterator[Row]:
     """That a partition is well, where nothing else was found about it."""
     if given is not None and not any(partition.VARIABLE in one.name for one in found):
-        yield Row("partition", "ok", partition.check(partition.parse(given)).reason)
+        verdict = partition.check(partition.parse(given))
+        if partition.shown(len(verdict.partition)):
+            yield Row("partition", "ok", verdict.reason)
+        else:
+            yield Row("partition", "note", f"{verdict.reason}; {partition.NOT_SHOWN}", "one stage")
 
 
 def advice_rows(target: Target | None, gpus: GpuReport, asked: Asked, keep: list[Advice]) -> Iterator[Row]:
     """The layout to serve with, or why there is none; the advice itself is put into `keep`.
 
-    A layout that is asked for and that serves is the one that is advised.
+    A layout that is asked for and that serves is the one that is advised, if it is shown to work.
     """
     cards = usable(gpus)
     if not cards:
@@ -96,9 +100,11 @@ def _asked_layout(asked: Asked, gib: float, load: Load, cards: int) -> Generator
     room = f"the rest holds {one.tokens:,} tokens" if one.tokens else "it does not fit"
     few = f"; it takes {layout.gpus} GPUs, {cards} are visible" if layout.gpus > cards else ""
     fits = found.serves and layout.gpus <= cards
-    yield Row(f"layout {layout.name}", "ok" if fits else "note",
-              f"{one.arithmetic}, at a context of {found.load.context:,}; {room}{few}")  # fmt: skip
-    return found if fits and not partition.skipped_engram(sizes, load.release) else None
+    shown = "" if found.shown else f"; {partition.NOT_SHOWN}"
+    yield Row(f"layout {layout.name}", "ok" if fits and found.shown else "note",
+              f"{one.arithmetic}, at a context of {found.load.context:,}; {room}{few}{shown}",
+              "" if found.shown else "one stage")  # fmt: skip
+    return found if fits and found.shown and not partition.skipped_engram(sizes, load.release) else None
 
 
 def _host_gib() -> float | None:

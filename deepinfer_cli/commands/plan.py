@@ -49,16 +49,16 @@ def run(opts: PlanOptions, out: Output) -> Result:
     else:
         found = recommend.options(machine.gpus, machine.gib, load, contexts, opts.expert_parallel)
         best = recommend.pick(found)
-        one = best or max(found, key=recommend.value)
+        one = best or recommend.closest(found)
         refused = _refused(machine.gpus, load)
-    found.sort(key=lambda option: (not option.serves, recommend.rank(option)))
+    found.sort(key=lambda option: (not option.serves, not option.shown, recommend.rank(option)))
     checked = _check(opts, target, one, out)
     data = _data(machine, load, found, one, best, refused, checked)
     plan_table.show(out, data, explained=tps is not None)
     if opts.chart is not None:
         outfile.write(opts.chart, chart.draw(data, opts.chart.suffix))
         out.note(f"drawn to {opts.chart}")
-    return _result(data, machine, load, contexts, one, best)
+    return _result(data, machine, load, contexts, one, best, None if tps else recommend.unshown(found))
 
 
 def _refused(gpus: int, load: Load) -> list[tuple[str, str]]:
@@ -120,9 +120,9 @@ def _data(
     refused: Sequence[tuple[str, str]],
     checked: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    stock = one.estimate.layout.stock and not any(reasons.refused(one.estimate.layout, load.release))
+    starts = reasons.starts_on(one.estimate.layout, one.load)
     line = None
-    if best is not None and stock and load.block_size == memory.BLOCK_SIZE:
+    if best is not None and starts and load.block_size == memory.BLOCK_SIZE:
         pages = reasons.huge_pages(best.estimate, best.load, machine.host)
         line = serve_line(best.estimate.layout, best.load, huge_pages=pages)
     return {
@@ -132,7 +132,8 @@ def _data(
         "load": load.data(),
         "layouts": [plan_table.option_data(option) for option in found],
         "layout": plan_table.option_data(one),
-        "stock": stock,
+        "starts_on": list(starts),
+        "stock": "stock" in starts,
         "reasons": list(reasons.why(one.estimate, one.load, machine.gpus)),
         "refused": [{"layout": name, "reason": why} for name, why in refused],
         "host": plan_table.host_data(one, machine.host),
@@ -144,6 +145,12 @@ def _data(
 
 def _notes(load: Load, one: Option, machine: Machine) -> list[str]:
     found = []
+    if not one.shown:
+        found.append(f"not recommended: {partition.NOT_SHOWN}")
+    if one.load.speculative < load.speculative:
+        found.append(
+            f"the {load.speculative} tokens of DSpark are left out: vLLM 0.30 to 0.33 refuses it with pipeline stages for this model"
+        )
     if load.block_size != memory.BLOCK_SIZE:
         found.append(
             f"blocks of {load.block_size}: the indexer's cache on SM8x has blocks of {memory.BLOCK_SIZE} and no other, so there "
@@ -169,6 +176,7 @@ def _result(
     contexts: Sequence[int],
     one: Option,
     best: Option | None,
+    waiting: Option | None,
 ) -> Result:
     if best is not None:
         return Result("plan", data)
@@ -183,5 +191,11 @@ def _result(
         else f"{one.estimate.arithmetic} at a context of {one.load.context:,}"
     )
     hint = "the nearest: " + "; or ".join(nearest) if nearest else "more GPUs, or larger ones"
+    if waiting is not None:
+        said = f"only layouts of several pipeline stages hold this on {what}, and {partition.NOT_SHOWN}; {reason}"
+        more = f"; --layout tp{waiting.estimate.layout.tp}pp{waiting.estimate.layout.pp} explains the stages"
+        return Result(
+            "plan", data, ExitCode.UNSUPPORTED, (ErrorItem("stages-not-shown", said, f"{hint}{more}"),)
+        )
     item = ErrorItem("model-does-not-fit", f"{what} cannot serve it: {reason}", hint)
     return Result("plan", data, ExitCode.UNSUPPORTED, (item,))

@@ -11,6 +11,12 @@ from deepinfer_cli.serve import reasons
 from deepinfer_cli.serve.recommend import Option
 
 RIGHT: Justify = "right"
+SERVES, NOT_SHOWN, SMALL, NO_FIT = (
+    "serves",
+    "fits, stages not shown to work",
+    "pool too small",
+    "does not fit",
+)
 
 
 def option_data(option: Option) -> dict[str, Any]:
@@ -23,7 +29,8 @@ def option_data(option: Option) -> dict[str, Any]:
         "partition": list(layout.partition),
         "expert_parallel": layout.expert_parallel,
         "gpus": layout.gpus,
-        "stock": layout.stock,
+        "starts_on": list(starts := reasons.starts_on(layout, load)),
+        "stock": "stock" in starts,
         "status": status(option),
         "note": reasons.short(layout, load),
         "context": load.context,
@@ -52,10 +59,10 @@ def option_data(option: Option) -> dict[str, Any]:
 
 
 def status(option: Option) -> str:
-    """`serves`; `pool too small`; `does not fit`."""
+    """`SERVES`; `NOT_SHOWN`; `SMALL`; `NO_FIT`."""
     if option.serves:
-        return "serves"
-    return "pool too small" if option.estimate.fits else "does not fit"
+        return SERVES if option.shown else NOT_SHOWN
+    return SMALL if option.estimate.fits else NO_FIT
 
 
 def host_data(option: Option, total: float | None) -> dict[str, Any]:
@@ -85,6 +92,9 @@ def show(out: Output, data: dict[str, Any], *, explained: bool) -> None:
     if data["refused"]:
         rows = ((row["layout"], row["reason"]) for row in data["refused"])
         out.table(table(("Refused", "Why"), rows, "Refused"))
+    # beside the line, where they are read
+    for note in data["notes"]:
+        out.line(f"note: {note}")
     if data["line"]:
         out.line(data["line"])
 
@@ -95,7 +105,7 @@ def _layouts(data: dict[str, Any]) -> Table:
     rows = []
     for one in data["layouts"]:
         tight = max(stage["sum_gib"] for stage in one["stages"])
-        pool, fits = one["pool"], one["status"] != "does not fit"
+        pool, fits = one["pool"], one["status"] != NO_FIT
         rows.append((
             one["name"], one["status"], one["gpus"], f"{tight:.1f}", f"{one['usable_gib']:.1f}",
             f"{one['context']:,}" if fits else None, f"{pool['tokens']:,}" if fits else None,
@@ -141,7 +151,6 @@ def _lines(data: dict[str, Any]) -> Iterator[str]:
             f"{host['engram_gib']:.1f} up, token ids {host['token_ids_gib']:.1f}{pages}"
         )
     yield from (f"- {reason}" for reason in data["reasons"][1:])
-    yield from (f"note: {note}" for note in data["notes"])
     if data["check"]:
         yield _checked(data["check"], data["load"]["release"])
     yield "Weights, tables, workspace and pool follow the model's shapes and vLLM's code; activations, graphs and libraries are estimates."

@@ -72,8 +72,8 @@ def draw(data: dict[str, Any], suffix: str) -> bytes:
 
 
 def _shown(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """The layouts that serve; with none those that come nearest."""
-    serving = [one for one in data["layouts"] if one["status"] == "serves"]
+    """The layouts that serve or would; with none those that come nearest."""
+    serving = [one for one in data["layouts"] if one["status"] == "serves" or "not shown" in one["status"]]
     near = sorted(data["layouts"], key=lambda one: max(stage["sum_gib"] for stage in one["stages"]))
     return (serving or near[:4])[:_MOST]
 
@@ -110,11 +110,8 @@ def _pools(axes: Any, shown: list[dict[str, Any]]) -> None:
         places, sizes, color=["#0072b2" if one["status"] == "serves" else _KV for one in shown], height=0.7
     )
     for place, one in zip(places, shown, strict=True):
-        text = (
-            f" {one['pool']['contexts']:.2f} x {one['context']:,}"
-            if one["pool"]["tokens"]
-            else f" {one['status']}"
-        )
+        text = f" {one['pool']['contexts']:.2f} x {one['context']:,}" if one["pool"]["tokens"] else ""
+        text += "" if one["status"] == "serves" else f" {one['status']}"
         axes.text(sizes[place], place, text, va="center")
     axes.set_yticks(places, [one["name"] for one in shown])
     axes.invert_yaxis()

@@ -10,14 +10,12 @@ from deepinfer_cli.planner import weights
 from deepinfer_cli.serve import memory, partition, reasons
 from deepinfer_cli.serve.command import serve_line
 from deepinfer_cli.serve.memory import Estimate, Load
-from deepinfer_cli.serve.recommend import CONTEXTS, Option, layouts, lengths, options, pick
+from deepinfer_cli.serve.recommend import CONTEXTS, Option, closest, lengths, options, pick, unshown
 
 # of one GPU, GB as they are sold
 _SIZES = (24, 32, 40, 48, 64, 80, 96, 141)
 # a card of 80 GB may say that it has 79.25 GiB: what is hardly larger is the same card
 _LARGER = 1.05
-# numbers of GPUs that some layout takes all of
-_COUNTS = sorted({tp * pp for tp in memory.TENSOR_PARALLEL for pp in range(1, partition.MAX_STAGES + 1)})
 # prompts in smaller pieces: slower to fill in, and smaller activations and reserves
 _SMALL_BATCH = 2_048
 # the least that may still be called serving, and the most of a card
@@ -53,8 +51,9 @@ def advise(
         host: GiB of the host's memory, where that is known.
     """
     load = load or Load()
-    best = pick(options(gpus, gib, load, lengths(context)))
-    return _none(gpus, gib, load, lengths(context)) if best is None else advice_of(best, gpus, host)
+    found = options(gpus, gib, load, lengths(context))
+    best = pick(found)
+    return _none(found, gpus, gib, load, lengths(context)) if best is None else advice_of(best, gpus, host)
 
 
 def advice_of(option: Option, gpus: int, host: float | None = None) -> Advice:
@@ -69,31 +68,27 @@ def advice_of(option: Option, gpus: int, host: float | None = None) -> Advice:
     return Advice(found, load, line, tuple(reasons.why(found, load, gpus)))
 
 
-def _none(gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> Advice:
-    shortest = replace(load, context=min(contexts))
-    tried = [
-        memory.estimate(layout, gib, replace(shortest, speculative=0))
-        for layout in layouts(gpus, load.release)
-    ]
-    closest = max(
-        tried, key=lambda one: (one.fits, one.pool.tokens, one.usable - one.stages[one.tightest].total)
-    )
+def _none(found: Sequence[Option], gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> Advice:
+    near = closest(found)
+    best, load_near = near.estimate, near.load
     whole = (
         weights.checkpoint(load.model) - (0 if load.engram_on_gpu else weights.tables(load.model))
     ) / memory.GIB
     said = [
         f"{gpus} x {gib:.1f} GiB is {gpus * gib:.0f} GiB; the weights without Engram are {whole:.1f} GiB",
-        f"the best layout, without DSpark, at a context of {shortest.context:,}: {closest.arithmetic}",
+        f"the best layout, at a context of {load_near.context:,}: {best.arithmetic}",
     ]
     if load.engram_on_gpu:
         said[0] = said[0].replace("without", "with")
-    if closest.fits:
-        pool = closest.pool
+    if best.fits:
+        pool = best.pool
         said.append(
             f"the rest holds {pool.tokens:,} tokens, {pool.concurrency:.2f} requests of {pool.context:,}; "
-            f"{shortest.concurrency:g} are asked for"
+            f"{load.concurrency:g} are asked for"
         )
-    return Advice(None, shortest, None, tuple(said), tuple(what_would(gpus, gib, load, contexts)))
+    if (waiting := unshown(found)) is not None:
+        said.append(f"{waiting.estimate.layout.name} would hold it, but {partition.NOT_SHOWN}")
+    return Advice(None, load_near, None, tuple(said), tuple(what_would(gpus, gib, load, contexts)))
 
 
 def what_would(gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> Iterator[str]:
@@ -101,20 +96,26 @@ def what_would(gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> It
     asked, *less, tight = _changes(load, contexts)
     yield from _first([("these GPUs", gpus, gib)], (*less, tight))
     enough = math.ceil(_least(load) / (gib * load.utilization))
-    counts = [count for count in _COUNTS if count > gpus and count >= enough]
+    known = _counts()
+    most = min(gpus, known[-1])
+    counts = [count for count in known if count > gpus and count >= enough]
     larger = [size for size in _SIZES if size > _LARGER * gib]
-    sizes = [size for size in larger if gpus * size * load.utilization >= _least(load)]
+    sizes = [size for size in larger if most * size * load.utilization >= _least(load)]
     changes = (asked, *less[-1:])
     found = list(_first([(f"{count} GPUs of this size", count, gib) for count in counts], changes))
-    found += _first([(f"{gpus} GPUs of {size} GB", gpus, size) for size in sizes], changes)
+    found += _first([(f"{most} GPUs of {size} GB", most, size) for size in sizes], changes)
     if not found:
-        machines = sorted(
-            (count * size, count, size) for size in larger for count in _COUNTS if count >= gpus
-        )
+        machines = sorted((count * size, count, size) for size in larger for count in known if count >= most)
         found += _first(
             [(f"{count} GPUs of {size} GB", count, float(size)) for _, count, size in machines], (asked,)
         )
     yield from found
+
+
+def _counts() -> list[int]:
+    """Numbers of GPUs that some layout which may be recommended takes all of."""
+    stages = [pp for pp in range(1, partition.MAX_STAGES + 1) if partition.shown(pp)]
+    return sorted({tp * pp for tp in memory.TENSOR_PARALLEL for pp in stages})
 
 
 _Change = tuple[str, Load, tuple[int, ...]]

@@ -123,4 +123,4 @@ def explain(
 
 def _near(near: tuple[int, ...] | None, stages: int) -> str:
     found = near or next(iter(partition.legal(stages)), (partition.LAYERS,))
-    return f"the nearest that stock builds is --partition {partition.text(found)}"
+    return f"the nearest legal one is --partition {partition.text(found)}"

@@ -22,10 +22,9 @@ def why(found: Estimate, load: Load, gpus: int) -> Iterator[str]:
     yield from _stages(layout, load)
     yield from _mended(layout, load)
     if layout.gpus < gpus:
-        yield (
-            f"{gpus - layout.gpus} of {gpus} GPUs are left over: 64 heads are split by 1, 2, 4 or 8, and stages begin "
-            f"at layers {', '.join(map(str, partition.CUTS))} only"
-        )
+        begin = f"stages begin at layers {', '.join(map(str, partition.CUTS))} only"
+        rest = begin if partition.STAGES_SHOWN else "several stages are not shown to work"
+        yield f"{gpus - layout.gpus} of {gpus} GPUs are left over: 64 heads are split by 1, 2, 4 or 8, and {rest}"
     if not load.engram_on_gpu:
         yield _host(found, load)
 
@@ -40,7 +39,7 @@ def short(layout: Layout, load: Load) -> str:
         if load.speculative == 0:
             found.append("no DSpark")
     if layout.stock and kv.missing(load.model, layout.partition, load.traffic):
-        found.append("stages need the overlay's `pipeline`, and are not usable yet")
+        found.append("stages need the overlay's `pipeline`")
     if not layout.stock:
         found.append("no vLLM of 0.30 to 0.33")
     return "; ".join(found)
@@ -84,10 +83,6 @@ def _stages(layout: Layout, load: Load) -> Iterator[str]:
         ", and in single-stream decode one GPU works while the others wait" if max(layout.tps) == 1 else ""
     )
     with_it = f"planned with DSpark, {load.speculative} tokens a step" if load.speculative else "no DSpark"
-    yield (
-        "nobody has served this model in stages with the overlay: on two H200, 0.33.0 started them and failed at the first "
-        "mixed step (docs/03_VALIDATION.md)"
-    )
     yield f"{hops}{single}; {with_it}: vLLM 0.30 to 0.33 refuses it for this model with pipeline stages"
 
 
@@ -99,8 +94,16 @@ def _mended(layout: Layout, load: Load) -> Iterator[str]:
         owners = ", ".join(str(page.layer) for page in group.pages)
         yield (
             f"stock vLLM 0.30 to 0.33 does not start these stages: stage {index + 1} owns no layer of the KV cache group of "
-            f"{group.kind} pages (layers {owners}), and allocate_kv_cache raises StopIteration; the overlay's op `pipeline` mends that"
+            f"{group.kind} pages (layers {owners}), and allocate_kv_cache raises StopIteration; the overlay's op `pipeline` makes them start"
         )
+
+
+def starts_on(layout: Layout, load: Load) -> tuple[str, ...]:
+    """Which vLLM of 0.30 to 0.33 builds and starts its stages, and runs them right: `stock`, `overlay`, both or none."""
+    if any(refused(layout, load.release)):
+        return ()
+    mended = any(_mended(layout, load))
+    return ("overlay",) if mended else ("stock", "overlay")
 
 
 def refused(layout: Layout, release: str) -> Iterator[str]:

@@ -22,8 +22,13 @@ class Option:
 
     @property
     def serves(self) -> bool:
-        """It does."""
+        """It does, by the numbers."""
         return self.estimate.serves(self.load.concurrency)
+
+    @property
+    def shown(self) -> bool:
+        """Its stages are shown to work, and so it may be recommended."""
+        return partition.shown(self.estimate.layout.pp)
 
 
 def lengths(context: int | None) -> tuple[int, ...]:
@@ -67,13 +72,24 @@ def options(
 
 
 def pick(found: Sequence[Option]) -> Option | None:
-    """The option to take; None where none serves.
+    """The option to take; None where none serves that is shown to work.
 
     Fewest stages first, for each stage is one more hop of every token; then as many GPUs as it can use; then the longest
     context that the pool holds as often as asked; expert parallelism only where slices of every expert do not fit.
     """
-    serving = [one for one in found if one.serves]
+    serving = [one for one in found if one.serves and one.shown]
     return min(serving, key=rank) if serving else None
+
+
+def closest(found: Sequence[Option]) -> Option:
+    """Where none is to be taken, the one that lacks the least."""
+    return max((one for one in found if one.shown), key=value)
+
+
+def unshown(found: Sequence[Option]) -> Option | None:
+    """The best that only stages that are not shown to work keep from being taken."""
+    waiting = [one for one in found if one.serves and not one.shown]
+    return min(waiting, key=rank) if waiting else None
 
 
 def longest(layout: Layout, gib: float, load: Load, contexts: Sequence[int]) -> Option:

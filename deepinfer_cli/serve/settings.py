@@ -173,6 +173,9 @@ def _layout(settings: Settings) -> Iterator[Finding]:
         yield Finding(f"--tensor-parallel-size {tp}", "problem",
                       "64 heads and 8 output groups are not split evenly by it", "1, 2, 4 or 8",
                       "models/deepseek_v41/attention.py, DeepseekV4Attention.__init__")  # fmt: skip
+    if not partition.shown(max(pp, 1)):
+        yield Finding(f"--pipeline-parallel-size {pp}", "note", partition.NOT_SHOWN, "one stage: --tensor-parallel-size alone",
+                      "docs/03_VALIDATION.md")  # fmt: skip
     given = settings.environ.get(partition.VARIABLE)
     if given is not None and "pipeline-parallel-size" not in settings.options:
         return

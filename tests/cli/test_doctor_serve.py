@@ -19,6 +19,7 @@ from tests.cli.test_doctor import rows
 from tests.conftest import FakeVllm
 
 BUNDLED, LOAD = payloads.bundled, manifests.load
+STAGES = "deepinfer_cli.serve.partition.STAGES_SHOWN"
 Cards = Callable[..., None]
 
 
@@ -71,7 +72,7 @@ def test_cards_that_are_too_small_are_a_note_with_the_sum_and_no_line(
     status, value, hint = rows(run.out)["serving"]
     assert (run.code, status) == (0, "note")
     assert "8 x 40.0 GiB is 320 GiB; the weights without Engram are 286.4 GiB" in value
-    assert "16 GPUs of this size" in hint and "8 GPUs of 48 GB" in hint
+    assert "PP2" not in hint and "8 GPUs of 48 GB" in hint
     assert "\nvllm serve " not in run.out
 
 
@@ -116,6 +117,10 @@ def test_the_partition_of_the_environment_is_looked_at(
 ) -> None:
     cards(8, 80)
     monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "20,20")
+    found = rows(cli("doctor", "--target", fake.site).out)
+    assert found["partition"][0] == "note" and "not shown to work" in found["partition"][1]
+    assert found["layout TP4 x PP2 (20,20)"][0] == "note"
+    monkeypatch.setattr(STAGES, True)
     found = rows(cli("doctor", "--target", fake.site).out)
     assert found["partition"][0] == "ok" and "layout TP4 x PP2 (20,20)" in found
     monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "21,19")
@@ -239,8 +244,33 @@ def line_of(run: Run) -> str:
     return next(text for text in run.out.splitlines() if "vllm serve deepseek" in text)
 
 
-def test_the_layout_that_is_asked_for_is_the_one_of_the_line(cli: Cli, fake: FakeVllm, cards: Cards) -> None:
+def test_a_line_with_stages_is_told_that_they_are_not_shown_to_work(
+    cli: Cli, fake: FakeVllm, cards: Cards, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cards(8, 80)
+    line = "VLLM_PP_LAYER_PARTITION=20,20 vllm serve m -tp 4 -pp 2 --block-size 128"
+    found = rows(cli("doctor", "--target", fake.site, "--serve", line).out)
+    for name in ("settings: --pipeline-parallel-size 2", "partition"):
+        assert found[name][0] == "note" and "not shown to work" in found[name][1]
+    assert "settings" not in found
+    monkeypatch.setattr(STAGES, True)
+    found = rows(cli("doctor", "--target", fake.site, "--serve", line).out)
+    assert (found["settings"][0], found["partition"][0]) == ("ok", "ok")
+
+
+def test_stages_that_are_asked_for_do_not_get_the_line(cli: Cli, fake: FakeVllm, cards: Cards) -> None:
+    cards(8, 80)
+    run = cli("doctor", "--target", fake.site, "--tp", 4, "--pp", 2, "--partition", "20,20")
+    found = rows(run.out)
+    assert found["layout TP4 x PP2 (20,20)"][0] == "note" and "19," in found["layout TP4 x PP2 (20,20)"][1]
+    assert found["serving"][1].startswith("TP8, ") and "pipeline" not in line_of(run)
+
+
+def test_the_layout_that_is_asked_for_is_the_one_of_the_line(
+    cli: Cli, fake: FakeVllm, cards: Cards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards(8, 80)
+    monkeypatch.setattr(STAGES, True)
     run = cli("doctor", "--target", fake.site, "--tp", 4, "--pp", 2, "--partition", "20,20")
     found = rows(run.out)
     assert found["layout TP4 x PP2 (20,20)"][0] == "ok"

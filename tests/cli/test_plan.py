@@ -22,6 +22,7 @@ from deepinfer_cli.serve.memory import Load
 from tests.cli.conftest import Cli, Run
 from tests.conftest import FakeVllm
 
+STAGES = "deepinfer_cli.serve.partition.STAGES_SHOWN"
 Plan = Callable[..., Run]
 PUBLISHED = ("--layout", "tp2pp3", "--partition", "14,14,12")
 
@@ -95,7 +96,7 @@ def test_more_stages_than_stock_has_are_shown_as_equal_ones(plan: Plan) -> None:
 def test_a_stage_without_a_group_needs_the_overlay(plan: Plan) -> None:
     run = plan(*of(8, 80), "--layout", "tp4pp2", "--partition", "20,20")
     assert "stage 2 owns no layer of the KV cache group of ring pages (layers 2, 8, 14)" in run.out
-    assert "the overlay's op `pipeline` mends that" in run.out
+    assert "the overlay's op `pipeline` makes them start" in run.out
     assert "StopIteration" not in plan(*of(8, 80), "--layout", "tp4pp2", "--partition", "14,26").out
 
 
@@ -128,7 +129,11 @@ def test_six_stages_of_one_gpu_say_what_single_stream_decode_does(plan: Plan) ->
 @pytest.mark.parametrize(
     ("words", "code", "error", "hint"),
     [
-        (of(1, 24), 3, "model-does-not-fit", "16 GPUs of this size with --max-num-batched-tokens 2048"),
+        (of(1, 24), 3, "model-does-not-fit", "4 GPUs of 96 GB: TP4"),
+        (of(16, 40), 3, "stages-not-shown", "8 GPUs of 48 GB: TP8 with expert parallelism"),
+        (of(32, 40), 3, "stages-not-shown", "--layout tp8pp2 explains"),
+        ((*of(24, 24), "--max-num-batched-tokens", 2_048), 3, "stages-not-shown", "8 GPUs of 48 GB"),
+        ((*of(8, 80), "--context", 1_048_576, "--concurrency", 13), 3, "stages-not-shown", "a shorter context: TP8"),
         ((*of(8, 80), "--layout", "tp3"), 2, "layout-impossible", "--layout tp2"),
         ((*of(8, 80), "--layout", "tp3pp2"), 2, "layout-impossible", "--layout tp2pp2"),
         ((*of(48, 80), "--layout", "pp41"), 2, "layout-impossible", "pp6"),
@@ -157,8 +162,55 @@ def test_what_is_impossible_says_so_and_what_is_nearest(
     assert any(line.startswith("hint: ") and hint in line for line in run.err.splitlines()), run.err
 
 
-def test_the_nearest_can_be_planned(plan: Plan) -> None:
+def test_only_one_stage_is_recommended_until_stages_are_shown(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (*of(16, 40), "--json")
+    found = data(plan(*words))
+    assert found["line"] is None and len(found["layout"]["stages"]) == 1
+    states = {one["name"]: one["status"] for one in found["layouts"]}
+    assert states["TP8 x PP2 (20,20)"] == "fits, stages not shown to work"
+    assert not any(" x PP" in one for one in found["nearest"])
+    monkeypatch.setattr(STAGES, True)
+    run = plan(*words)
+    assert run.code == 0 and data(run)["layout"]["name"] == "TP8 x PP2 (20,20)" and data(run)["line"]
     assert plan(*of(16, 24), "--max-num-batched-tokens", 2_048).code == 0
+    assert "16 GPUs of this size: TP8 x PP2 (20,20)" in plan(*of(8, 40)).err
+    assert "not shown" not in plan(*of(8, 80), "--layout", "tp4pp2").out
+
+
+def test_stages_that_are_asked_for_are_explained_and_the_line_is_not_without_a_warning(plan: Plan) -> None:
+    run = plan(*of(8, 80), "--layout", "tp4pp2", "--speculative-tokens", 5)
+    assert run.code == 0
+    *_, first, second, line = run.out.splitlines()
+    assert line.startswith("VLLM_PP_LAYER_PARTITION=20,20 vllm serve ") and "dspark" not in line
+    assert first.startswith("note: not recommended: pipeline stages are not shown to work")
+    assert second.startswith("note: the 5 tokens of DSpark are left out")
+    assert "DSpark are left out" not in plan(*of(8, 80), "--layout", "tp8").out
+
+
+@pytest.mark.parametrize(
+    ("words", "starts"),
+    [
+        (("tp8",), ["stock", "overlay"]),
+        (("tp4pp2", "--partition", "14,26"), ["stock", "overlay"]),
+        (("tp4pp2", "--partition", "20,20"), ["overlay"]),
+        (("tp4pp2", "--partition", "14,26", "--vllm", "0.32.0"), []),
+        (("tp2pp3", "--partition", "14,14,12"), []),
+    ],
+)
+def test_which_vllm_starts_a_layout(plan: Plan, words: tuple[object, ...], starts: list[str]) -> None:
+    found = data(plan(*of(8, 80), "--layout", *words, "--json"))
+    for part in (found, found["layout"]):
+        assert (part["starts_on"], part["stock"]) == (starts, "stock" in starts)
+
+
+def test_what_is_nearest_is_called_legal_and_no_more(plan: Plan) -> None:
+    err = plan(*of(8, 80), "--layout", "tp4pp2", "--partition", "20,21").err
+    assert "hint: the nearest legal one is --partition 20,20" in err and "stock builds" not in err
+
+
+def test_the_nearest_can_be_planned(plan: Plan) -> None:
     tight = plan(*of(8, 39.59)).err
     words = shlex.split(tight.partition("these GPUs with ")[2].partition(", within")[0])
     run = plan(*of(8, 39.59), *words)

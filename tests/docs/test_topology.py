@@ -33,8 +33,8 @@ def test_six_cards_fail_at_the_last_stage_and_the_published_cut_does_not() -> No
     six = "--gpus 6 --gpu-memory 80 --layout tp2pp3 --partition"
     stock = layout(f"{six} 14,6,20")
     assert stock["stages"][-1]["sum_gib"] > stock["usable_gib"] > stock["stages"][0]["sum_gib"]
-    assert stock["stock"] and not layout(f"{six} 14,14,12")["stock"]
-    assert not layout("--gpus 6 --gpu-memory 80 --layout tp2+tp4")["stock"]
+    assert stock["starts_on"] == ["overlay"] and not layout(f"{six} 14,14,12")["starts_on"]
+    assert not layout("--gpus 6 --gpu-memory 80 --layout tp2+tp4")["starts_on"]
 
 
 def test_one_stage_is_preferred_to_a_larger_pool_without_a_drafter() -> None:

@@ -7,12 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from deepinfer_cli.serve import ranges, settings
+from deepinfer_cli.serve import partition, ranges, settings
 from deepinfer_cli.serve.line import parse_options
 from deepinfer_cli.serve.settings import Settings
 from deepinfer_cli.serve.variables import VARIABLES
 
 DOCS = Path(__file__).parents[2] / "docs" / "doctor.md"
+
+
+@pytest.fixture(autouse=True)
+def stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything but that stages are not shown to work, which has a test of its own."""
+    monkeypatch.setattr(partition, "STAGES_SHOWN", True)
 
 
 def names(line: str = "", release: str = "0.33.0", **environ: str) -> list[tuple[str, str]]:
@@ -220,3 +226,9 @@ def test_the_releases_set_these_bounds(version: str, pristine_release) -> None:
         "num_speculative_tokens: int = Field(default=None, gt=0)"
         in (root / "config/speculative.py").read_text()
     )
+
+
+def test_several_stages_are_a_note_until_they_are_shown_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "STAGES_SHOWN", False)
+    assert names("-tp 4 -pp 2") == [("--pipeline-parallel-size 2", "note")]
+    assert names("-tp 8 -pp 1") == names("-tp 8") == []
