@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deepinfer_cli.app import entry
+from deepinfer_cli.entry import entry
 
 if __name__ == "__main__":
     entry()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,16 +12,12 @@ import typer
 
 from deepinfer_cli.cli import app
 from deepinfer_cli.commands.hints import program
+from deepinfer_cli.entry import verb as verb_of
 from deepinfer_cli.errors import DeepInferError, ExitCode, FailedError, Interruption, UsageError
 from deepinfer_cli.output import Output, silence
 
 # Typer has no public name for it, and its base package changed between versions
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-
-
-def _verb(arguments: Sequence[str]) -> str:
-    names = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
-    return next((text for text in arguments if text in {*names, "export"}), "deepinfer")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # a path that the terminal's encoding cannot show must not end a command
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    verb = _verb(arguments)
+    verb = verb_of(arguments)
     out = Output(json="--json" in arguments, color="--no-color" not in arguments)
     try:
         code = app(args=arguments or ["--help"], prog_name="deepinfer", standalone_mode=False)
@@ -66,15 +61,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code == ExitCode.INTERRUPTED:
         out.error(Interruption("interrupted", code="interrupted"), verb)
     return int(code or 0)
-
-
-def entry() -> None:
-    """The console script."""
-    code = main()
-    # all is done and said: the interpreter's own end is no moment to be interrupted in
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    sys.exit(code)
 
 
 def _open_closed_streams() -> None:

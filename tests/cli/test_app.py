@@ -12,7 +12,6 @@ from pathlib import Path
 import deepinfer_sm80
 import pytest
 
-from deepinfer_cli import app
 from deepinfer_cli.commands import install, status
 from deepinfer_cli.errors import FailedError
 from tests.cli.conftest import Cli
@@ -375,11 +374,7 @@ def test_names_the_terminal_cannot_show_do_not_end_the_command(
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_after_the_end_changes_no_exit_code(name: str) -> None:
     code = (
-        "import atexit, os, signal, sys; from deepinfer_cli import app; sys.argv = ['deepinfer', '--version']; "
-        f"atexit.register(lambda: os.kill(os.getpid(), signal.{name})); app.entry()"
+        "import atexit, os, signal, sys; from deepinfer_cli import entry; sys.argv = ['deepinfer', '--version']; "
+        f"atexit.register(lambda: os.kill(os.getpid(), signal.{name})); entry.entry()"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
-
-
-def test_main_is_the_console_script() -> None:
-    assert callable(app.entry)
