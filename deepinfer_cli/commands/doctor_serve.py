@@ -59,7 +59,7 @@ def advice_rows(target: Target | None, gpus: GpuReport, asked: Asked, keep: list
     load, room = Load(release=release_of(target)), _host_gib()
     advice = None
     if asked.tp is not None or asked.pp is not None or asked.given is not None:
-        wanted = yield from _asked_layout(asked, gib, load, len(cards))
+        wanted = yield from _asked_layout(asked, gib, load, len(cards), room)
         advice = wanted and advice_of(wanted, len(cards), room)
     advice = advice or advise(len(cards), gib, load, asked.context, room)
     keep.append(advice)
@@ -80,7 +80,9 @@ def advice_rows(target: Target | None, gpus: GpuReport, asked: Asked, keep: list
         yield Row(f"serving, {number}", "ok", reason)
 
 
-def _asked_layout(asked: Asked, gib: float, load: Load, cards: int) -> Generator[Row, None, Option | None]:
+def _asked_layout(
+    asked: Asked, gib: float, load: Load, cards: int, host_gib: float | None
+) -> Generator[Row, None, Option | None]:
     """What is to say about the layout that is asked for; returns it where it serves."""
     try:
         sizes = partition.parse(asked.given) if asked.given is not None else partition.even(asked.pp or 1)
@@ -95,16 +97,26 @@ def _asked_layout(asked: Asked, gib: float, load: Load, cards: int) -> Generator
     tp = asked.tp or max((tp for tp in memory.TENSOR_PARALLEL if tp * len(sizes) <= cards), default=1)
     if tp not in memory.TENSOR_PARALLEL:
         return None
-    found = recommend.longest(Layout(tp, sizes), gib, load, recommend.lengths(asked.context))
+    contexts = recommend.lengths(asked.context)
+
+    def find(tried: Load) -> tuple[list[Option], Option | None]:
+        one = recommend.longest(Layout(tp, sizes), gib, tried, contexts)
+        return [one], one if one.serves else None
+
+    found = recommend.with_host(find, load, host_gib).found[0]
     layout, one = found.estimate.layout, found.estimate
     room = f"the rest holds {one.tokens:,} tokens" if one.tokens else "it does not fit"
     few = f"; it takes {layout.gpus} GPUs, {cards} are visible" if layout.gpus > cards else ""
     fits = found.serves and layout.gpus <= cards
     shown = "" if found.shown else f"; {partition.NOT_SHOWN}"
-    yield Row(f"layout {layout.name}", "ok" if fits and found.shown else "note",
+    yield Row(f"layout {layout.name}", "ok" if fits and found.shown and found.held else "note",
               f"{one.arithmetic}, at a context of {found.load.context:,}; {room}{few}{shown}",
               "" if found.shown else "one stage")  # fmt: skip
-    return found if fits and found.shown and not partition.skipped_engram(sizes, load.release) else None
+    return (
+        found
+        if fits and found.shown and found.held and not partition.skipped_engram(sizes, load.release)
+        else None
+    )
 
 
 def _host_gib() -> float | None:
@@ -114,7 +126,11 @@ def _host_gib() -> float | None:
 
 def _host(best: Estimate, load: Load, gib: float | None) -> Generator[Row, None, bool]:
     """Whether what is pinned does not fit the host."""
-    if gib is None or load.engram_on_gpu:
+    if gib is None:
+        return False
+    if load.engram_on_gpu:
+        yield Row("host memory", "note",
+                  f"{gib:.0f} GiB; Engram's tables, {memory.ENGRAM} GiB, do not fit there: the line puts them on the GPUs")  # fmt: skip
         return False
     needed = best.host.needed(huge_pages=load.huge_pages)
     rounded = best.host.needed(huge_pages=False)

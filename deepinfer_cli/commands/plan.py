@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from deepinfer_cli import outfile
@@ -41,16 +42,18 @@ def run(opts: PlanOptions, out: Output) -> Result:
     machine = machine_of(opts, sum(tps) if tps else None)
     contexts = recommend.lengths(opts.context)
     if tps is not None:
-        one = layout.explain(tps, sizes, machine.gib, load, contexts, opts.expert_parallel)
-        found, best = [one], one if one.serves else None
+        chosen = layout.choose(tps, sizes, machine.gib, load, contexts, opts.expert_parallel, machine.host)
+        one = chosen.found[0]
         refused = [
             (one.estimate.layout.name, why) for why in reasons.refused(one.estimate.layout, load.release)
         ]
     else:
-        found = recommend.options(machine.gpus, machine.gib, load, contexts, opts.expert_parallel)
-        best = recommend.pick(found)
-        one = best or recommend.closest(found)
+        chosen = recommend.choose(
+            machine.gpus, machine.gib, load, contexts, opts.expert_parallel, machine.host
+        )
+        one = chosen.best or recommend.closest(chosen.found)
         refused = _refused(machine.gpus, load)
+    found, best = chosen.found, chosen.best
     found.sort(key=lambda option: (not option.serves, not option.shown, recommend.rank(option)))
     checked = _check(opts, target, one, out)
     data = _data(machine, load, found, one, best, refused, checked)
@@ -122,7 +125,7 @@ def _data(
 ) -> dict[str, Any]:
     starts = reasons.starts_on(one.estimate.layout, one.load)
     line = None
-    if best is not None and starts and load.block_size == memory.BLOCK_SIZE:
+    if best is not None and best.held and starts and load.block_size == memory.BLOCK_SIZE:
         pages = reasons.huge_pages(best.estimate, best.load, machine.host)
         line = serve_line(best.estimate.layout, best.load, huge_pages=pages)
     return {
@@ -158,13 +161,14 @@ def _notes(load: Load, one: Option, machine: Machine) -> list[str]:
         )
     if load.release not in RELEASES:
         found.append(f"vLLM {load.release} is not one of {', '.join(RELEASES)}: planned as the nearest")
-    if (logits := reasons.decode_logits(one.estimate, one.load)) is not None:
-        found.append(logits)
-    needed = one.estimate.host.needed(huge_pages=load.huge_pages)
-    if machine.host is not None and not load.engram_on_gpu and machine.host < needed:
+    if one.load.sequences < load.sequences:
         found.append(
-            f"the host has {machine.host:.0f} GiB, and {needed:.0f} are pinned: Engram's tables do not fit; --engram gpu puts "
-            "them on the GPUs"
+            f"{load.sequences} sequences at once are lowered to {one.load.sequences}: the decode logits of more are not counted"
+        )
+    if one.load.engram_on_gpu and not load.engram_on_gpu:
+        found.append(
+            f"the host has {machine.host:.0f} GiB, too few for Engram's tables ({memory.ENGRAM} GiB, pinned): planned with them on "
+            "the GPUs, as with --engram gpu"
         )
     return found
 
@@ -178,8 +182,10 @@ def _result(
     best: Option | None,
     waiting: Option | None,
 ) -> Result:
-    if best is not None:
+    if best is not None and best.held:
         return Result("plan", data)
+    if best is not None:
+        return _no_room(data, machine, load, contexts, best)
     nearest = tuple(what_would(machine.gpus, machine.gib, load, contexts))
     data["nearest"] = list(nearest)
     what = f"{machine.gpus} x {machine.gib:g} GiB"
@@ -199,3 +205,19 @@ def _result(
         )
     item = ErrorItem("model-does-not-fit", f"{what} cannot serve it: {reason}", hint)
     return Result("plan", data, ExitCode.UNSUPPORTED, (item,))
+
+
+def _no_room(
+    data: dict[str, Any], machine: Machine, load: Load, contexts: Sequence[int], best: Option
+) -> Result:
+    """The GPUs would do, and the host's memory does not."""
+    needed = best.estimate.host.needed(huge_pages=load.huge_pages)
+    there = tuple(what_would(machine.gpus, machine.gib, replace(load, engram_on_gpu=True), contexts))
+    data["nearest"] = list(there)
+    said = (
+        f"the host has {machine.host:.0f} GiB, and {best.estimate.layout.name} pins {needed:.0f} with Engram's tables; on the GPUs they "
+        "do not fit either"
+    )
+    hint = f"a host of {needed + reasons.HOST_ROOM:.0f} GiB"
+    hint += "".join(f"; or with --engram gpu {one}" for one in there)
+    return Result("plan", data, ExitCode.UNSUPPORTED, (ErrorItem("host-memory-too-small", said, hint),))

@@ -11,11 +11,12 @@ from deepinfer_cli.serve import reasons
 from deepinfer_cli.serve.recommend import Option
 
 RIGHT: Justify = "right"
-SERVES, NOT_SHOWN, SMALL, NO_FIT = (
+SERVES, NOT_SHOWN, SMALL, NO_FIT, NO_HOST = (
     "serves",
     "fits, stages not shown to work",
     "pool too small",
     "does not fit",
+    "host memory too small",
 )
 
 
@@ -34,6 +35,7 @@ def option_data(option: Option) -> dict[str, Any]:
         "status": status(option),
         "note": reasons.short(layout, load),
         "context": load.context,
+        "sequences": load.sequences,
         "speculative_tokens": load.speculative,
         "usable_gib": round(found.usable, 3),
         "stages": [
@@ -59,7 +61,9 @@ def option_data(option: Option) -> dict[str, Any]:
 
 
 def status(option: Option) -> str:
-    """`SERVES`; `NOT_SHOWN`; `SMALL`; `NO_FIT`."""
+    """`SERVES`; `NOT_SHOWN`; `NO_HOST`; `SMALL`; `NO_FIT`."""
+    if option.serves and not option.held:
+        return NO_HOST
     if option.serves:
         return SERVES if option.shown else NOT_SHOWN
     return SMALL if option.estimate.fits else NO_FIT

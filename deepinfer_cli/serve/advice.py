@@ -10,7 +10,7 @@ from deepinfer_cli.planner import weights
 from deepinfer_cli.serve import memory, partition, reasons
 from deepinfer_cli.serve.command import serve_line
 from deepinfer_cli.serve.memory import Estimate, Load
-from deepinfer_cli.serve.recommend import CONTEXTS, Option, closest, lengths, options, pick, unshown
+from deepinfer_cli.serve.recommend import CONTEXTS, Option, choose, closest, lengths, options, pick, unshown
 
 # of one GPU, GB as they are sold
 _SIZES = (24, 32, 40, 48, 64, 80, 96, 141)
@@ -51,9 +51,10 @@ def advise(
         host: GiB of the host's memory, where that is known.
     """
     load = load or Load()
-    found = options(gpus, gib, load, lengths(context))
-    best = pick(found)
-    return _none(found, gpus, gib, load, lengths(context)) if best is None else advice_of(best, gpus, host)
+    found = choose(gpus, gib, load, lengths(context), host=host)
+    if found.best is not None:
+        return advice_of(found.best, gpus, host)
+    return _none(found.found, gpus, gib, load, lengths(context))
 
 
 def advice_of(option: Option, gpus: int, host: float | None = None) -> Advice:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from deepinfer_cli.errors import UsageError
 from deepinfer_cli.serve import memory, partition, recommend
 from deepinfer_cli.serve.memory import Layout, Load
-from deepinfer_cli.serve.recommend import Option
+from deepinfer_cli.serve.recommend import Choice, Option
 
 _UNEVEN = re.compile(r"tp(\d{1,3})((?:\+tp\d{1,3})+)")
 _EVEN = re.compile(r"(?:tp(\d{1,3}))?x?(?:pp(\d{1,3}))?")
@@ -78,6 +78,24 @@ def sizes(text: str | None, stages: int) -> tuple[int, ...] | None:
             hint=_near(verdict.nearest, stages),
         )
     return given
+
+
+def choose(
+    tps: Sequence[int],
+    given: tuple[int, ...] | None,
+    gib: float,
+    load: Load,
+    contexts: Sequence[int],
+    expert_parallel: bool | None,
+    host: float | None,
+) -> Choice:
+    """The layout that is explained, alone, with Engram where there is room for it (`recommend.with_host`)."""
+
+    def find(tried: Load) -> tuple[list[Option], Option | None]:
+        one = explain(tps, given, gib, tried, contexts, expert_parallel)
+        return [one], one if one.serves else None
+
+    return recommend.with_host(find, load, host)
 
 
 def explain(

@@ -25,6 +25,7 @@ def why(found: Estimate, load: Load, gpus: int) -> Iterator[str]:
         begin = f"stages begin at layers {', '.join(map(str, partition.CUTS))} only"
         rest = begin if partition.STAGES_SHOWN else "several stages are not shown to work"
         yield f"{gpus - layout.gpus} of {gpus} GPUs are left over: 64 heads are split by 1, 2, 4 or 8, and {rest}"
+    yield from _sequences(found, load)
     if not load.engram_on_gpu:
         yield _host(found, load)
 
@@ -133,22 +134,37 @@ def huge_pages(found: Estimate, load: Load, host: float | None) -> bool:
     return host < found.host.needed(huge_pages=False) + HOST_ROOM
 
 
-def decode_logits(found: Estimate, load: Load) -> str | None:
-    """That the indexer's logits can outgrow what vLLM's dummy pass has counted; None where they cannot.
+def host_holds(found: Estimate, load: Load, host: float | None) -> bool:
+    """A host of `host` GiB has room for what is pinned, with Engram's tables; also where its memory is not known."""
+    return host is None or load.engram_on_gpu or host >= found.host.needed(huge_pages=load.huge_pages)
 
-    One float32 for each position and decoded token (`layers/sparse_attn_indexer.py`): the pass counts one block of them,
-    and a decode step may take its activations' place.
+
+def sequences_inside(found: Estimate, load: Load) -> int:
+    """Sequences whose decode logits stay inside what vLLM's dummy pass has counted, at least one.
+
+    The indexer has one float32 for each position and decoded token (`layers/sparse_attn_indexer.py`). The pass counts one
+    block of them, and a decode step may take its activations' place; more comes out of what is outside of vLLM's share.
     """
-    counted = found.stages[-1].parts["activations"]
-    each = (1 + load.speculative) * load.context * buffers.FLOAT32 / memory.GIB
-    if found.pool.blocks < 1 or load.sequences * each <= counted:
-        return None
-    outside = found.memory - found.usable
-    return (
-        f"{load.sequences} sequences decoding at once take {load.sequences * each:.1f} GiB of indexer logits (4 bytes for each token "
-        f"and position), of which vLLM counts {counted:.1f}; the rest comes out of the {outside:.1f} GiB outside its share: "
-        f"--max-num-seqs {max(int(counted / each), 1)} or less stays inside"
-    )
+    return max(int(_counted(found) / _decoded(load)), 1)
+
+
+def _counted(found: Estimate) -> float:
+    return min(stage.parts["activations"] for stage in found.stages)
+
+
+def _decoded(load: Load) -> float:
+    """GiB of indexer logits of one sequence that decodes."""
+    return (1 + load.speculative) * load.context * buffers.FLOAT32 / memory.GIB
+
+
+def _sequences(found: Estimate, load: Load) -> Iterator[str]:
+    most = sequences_inside(found, load)
+    if most < memory.SEQUENCES and load.sequences >= most:
+        yield (
+            f"--max-num-seqs {load.sequences}: a sequence that decodes takes {1024 * _decoded(load):.0f} MiB of indexer logits (4 bytes "
+            f"for each token and position), and vLLM counts {_counted(found):.1f} GiB of them; more would come out of the "
+            f"{found.memory - found.usable:.1f} GiB outside its share"
+        )
 
 
 def _host(found: Estimate, load: Load) -> str:

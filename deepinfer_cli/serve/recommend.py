@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from deepinfer_cli.serve import memory, partition
+from deepinfer_cli.serve import memory, partition, reasons
 from deepinfer_cli.serve.memory import Estimate, Layout, Load
 
 CONTEXTS = (1_048_576, 524_288, 262_144, 131_072, 65_536, 32_768)
@@ -15,20 +15,76 @@ _LONG = 262_144
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A layout with the longest context that it serves; with the shortest that was asked for where it serves none."""
+    """A layout with the longest context that it serves; with the shortest that was asked for where it serves none.
+
+    Attributes:
+        load: with no more sequences than can decode inside what vLLM counts.
+        held: the host has the memory for it, as far as that is known.
+    """
 
     estimate: Estimate
     load: Load
+    held: bool = True
 
     @property
     def serves(self) -> bool:
         """It does, by the numbers."""
-        return self.estimate.serves(self.load.concurrency)
+        return self.estimate.serves(self.load.concurrency) and self.load.concurrency <= self.load.sequences
 
     @property
     def shown(self) -> bool:
         """Its stages are shown to work, and so it may be recommended."""
         return partition.shown(self.estimate.layout.pp)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was found: all options, the one to take (None where there is none), and the load, which may have Engram moved."""
+
+    found: list[Option]
+    best: Option | None
+    load: Load
+
+
+# the options with a load, and the one of them to take
+Finder = Callable[[Load], tuple[list[Option], Option | None]]
+
+
+def choose(
+    gpus: int,
+    gib: float,
+    load: Load,
+    contexts: Sequence[int],
+    expert_parallel: bool | None = None,
+    host: float | None = None,
+) -> Choice:
+    """The one choice of `plan` and `doctor`: `pick` of `options`, with Engram where there is room for it.
+
+    Args:
+        host: GiB of the host's memory, where that is known.
+    """
+
+    def find(tried: Load) -> tuple[list[Option], Option | None]:
+        found = options(gpus, gib, tried, contexts, expert_parallel)
+        return found, pick(found)
+
+    return with_host(find, load, host)
+
+
+def with_host(find: Finder, load: Load, host: float | None) -> Choice:
+    """What `find` finds; where the host has no room for Engram's tables, what it finds with them on the GPUs.
+
+    Where they do not fit there either, the options are marked (`Option.held`), and the best is one that is not held.
+    """
+    found, best = find(load)
+    if best is None or reasons.host_holds(best.estimate, best.load, host):
+        return Choice(found, best, load)
+    moved = replace(load, engram_on_gpu=True)
+    there, instead = find(moved)
+    if instead is not None:
+        return Choice(there, instead, moved)
+    marked = [replace(one, held=reasons.host_holds(one.estimate, one.load, host)) for one in found]
+    return Choice(marked, marked[found.index(best)], load)
 
 
 def lengths(context: int | None) -> tuple[int, ...]:
@@ -96,16 +152,23 @@ def longest(layout: Layout, gib: float, load: Load, contexts: Sequence[int]) -> 
     """The layout with the longest of `contexts` that it serves; with the shortest where it serves none."""
     # no release of 0.30 to 0.33 relays the drafter's inputs between stages; what is not stock is taken to do it
     load = replace(load, speculative=load.speculative if layout.pp == 1 or not layout.stock else 0)
-    least = replace(load, context=min(contexts))
-    last = Option(memory.estimate(layout, gib, least), least)
+    last = _inside(layout, gib, replace(load, context=min(contexts)))
     if not last.serves:
         return last
     for context in sorted(contexts, reverse=True)[:-1]:
-        fitted = replace(load, context=context)
-        found = Option(memory.estimate(layout, gib, fitted), fitted)
+        found = _inside(layout, gib, replace(load, context=context))
         if found.serves:
             return found
     return last
+
+
+def _inside(layout: Layout, gib: float, load: Load) -> Option:
+    """The layout with as many sequences of `load` as vLLM counts the decode logits of."""
+    found = memory.estimate(layout, gib, load)
+    while (most := reasons.sequences_inside(found, load)) < load.sequences:
+        load = replace(load, sequences=most)
+        found = memory.estimate(layout, gib, load)
+    return Option(found, load)
 
 
 def value(option: Option) -> tuple[float, ...]:

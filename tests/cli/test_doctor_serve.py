@@ -79,7 +79,7 @@ def test_cards_that_are_too_small_are_a_note_with_the_sum_and_no_line(
 def test_a_host_without_room_for_engram_is_a_problem(
     cli: Cli, fake: FakeVllm, cards: Cards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cards(8, 80)
+    cards(8, 64)
     monkeypatch.setattr(host, "memory_bytes", lambda: 128 * 2**30)
     run = cli("doctor", "--target", fake.site)
     assert run.code == 1
@@ -299,7 +299,7 @@ def test_more_stages_than_there_are_cuts_are_no_layout(cli: Cli, fake: FakeVllm,
 def test_serving_is_not_well_where_the_host_is_too_small(
     cli: Cli, fake: FakeVllm, cards: Cards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cards(8, 80)
+    cards(8, 64)
     for gib, memory, serving in (
         (128, "problem", "note"),
         (210, "note", "ok"),
@@ -312,6 +312,19 @@ def test_serving_is_not_well_where_the_host_is_too_small(
         assert (found["host memory"][0], found["serving"][0]) == (memory, serving), gib
         assert ('"use_thp": true' in line_of(run)) is (gib < 300)
         assert ("the host's memory does not" in found["serving"][1]) is (gib == 128)
+
+
+def test_engram_is_on_the_gpus_where_the_host_has_no_room_for_it(
+    cli: Cli, fake: FakeVllm, cards: Cards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards(8, 80)
+    monkeypatch.setattr(host, "memory_bytes", lambda: 128 * 2**30)
+    for words in ((), ("--tp", 4), ("--pp", 1)):
+        run = cli("doctor", "--target", fake.site, *words)
+        found = rows(run.out)
+        assert run.code == 0 and found["host memory"][0] == "note"
+        assert "the line puts them on the GPUs" in found["host memory"][1]
+        assert '"cpu_offload": false' in line_of(run)
 
 
 def test_a_context_that_the_model_has_not(cli: Cli, fake: FakeVllm, cards: Cards) -> None:

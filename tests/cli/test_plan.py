@@ -17,6 +17,7 @@ from deepinfer_cli.detect import host
 from deepinfer_cli.detect.gpu import Gpu, GpuReport
 from deepinfer_cli.planner import chart
 from deepinfer_cli.serve import settings
+from deepinfer_cli.serve.advice import advise
 from deepinfer_cli.serve.line import parse_options
 from deepinfer_cli.serve.memory import Load
 from tests.cli.conftest import Cli, Run
@@ -252,8 +253,49 @@ def test_a_block_size_that_sm8x_has_not_is_shown_without_a_line(plan: Plan) -> N
     assert run.code == 0 and "vllm serve" not in run.out and "blocks of 64" in run.out
 
 
-def test_a_host_that_is_too_small_is_said(plan: Plan) -> None:
-    assert "note: the host has 128 GiB" in plan(*of(8, 80), "--host-memory", 128).out
+def test_a_host_that_is_too_small_puts_engram_on_the_gpus(plan: Plan) -> None:
+    run = plan(*of(8, 80), "--host-memory", 128)
+    assert run.code == 0 and "note: the host has 128 GiB, too few for Engram's tables" in run.out
+    assert '"cpu_offload": false' in run.out.splitlines()[-1] and "Host memory: " not in run.out
+    found = data(plan(*of(8, 80), "--host-memory", 128, "--json"))
+    asked = data(plan(*of(8, 80), "--engram", "gpu", "--json"))
+    assert (found["line"], found["layout"]) == (asked["line"], asked["layout"])
+    one = data(plan(*of(8, 80), "--layout", "tp8", "--expert-parallel", "--host-memory", 128, "--json"))
+    assert '"cpu_offload": false' in one["line"]
+    assert '"cpu_offload": true' in plan(*of(8, 80), "--host-memory", 240).out.splitlines()[-1]
+
+
+def test_a_host_that_is_too_small_for_cards_that_are_too_small(plan: Plan) -> None:
+    for words in ((), ("--layout", "tp8")):
+        run = plan(*of(8, 64), "--host-memory", 128, *words)
+        assert run.code == 3 and "vllm serve" not in run.out
+        assert "error[host-memory-too-small]: the host has 128 GiB, and TP8 pins 19" in run.err
+        assert "hint: a host of 22" in run.err and "; or with --engram gpu " in run.err
+    states = {one["status"] for one in data(plan(*of(8, 64), "--host-memory", 128, "--json"))["layouts"]}
+    assert "host memory too small" in states and "serves" not in states
+
+
+def test_the_line_has_no_more_sequences_than_its_logits_are_counted_for(plan: Plan) -> None:
+    for context, most in ((1_048_576, 80), (524_288, 160), (262_144, 256)):
+        found = data(plan(*of(8, 80), "--context", context, "--json"))
+        options = parse_options(shlex.split(found["line"]))
+        assert int(options.get("max-num-seqs", 256)) == found["layout"]["sequences"] == most
+        each = 6 * context * 4 / 2**30
+        counted = found["layout"]["stages"][0]["parts_gib"]["activations"]
+        assert most * each <= counted and (most == 256 or (most + 1) * each > counted)
+        assert any("lowered to" in note for note in found["notes"]) is (most < 256)
+        assert any(f"--max-num-seqs {most}" in why for why in found["reasons"]) is (most < 256)
+    # fewer are kept, and more than vLLM's own are lowered too
+    assert data(plan(*of(8, 80), "--max-num-seqs", 16, "--json"))["layout"]["sequences"] == 16
+    assert data(plan(*of(8, 80), "--max-num-seqs", 4_096, "--json"))["layout"]["sequences"] == 80
+
+
+@pytest.mark.parametrize("size", [(8, 40), (4, 80), (8, 80), (8, 48), (16, 40)])
+def test_plan_and_doctor_choose_the_same(plan: Plan, size: tuple[int, int]) -> None:
+    found, advice = data(plan(*of(*size), "--json")), advise(*size)
+    assert found["line"] == advice.line and found.get("nearest", []) == list(advice.nearest)
+    # the sum that says why
+    assert found["reasons"][0].partition(";")[0] in " ".join(advice.reasons)
 
 
 def test_a_chart_is_drawn_and_is_the_same_every_time(plan: Plan, tmp_path: Path) -> None:

@@ -94,7 +94,9 @@ def test_huge_pages_are_asked_for_where_the_host_needs_them() -> None:
 
     assert config(None) == config(1_024) == {"cpu_offload": True}
     assert config(256) == {"cpu_offload": True, "use_thp": True}
-    assert config(256, "0.30.0") == {"cpu_offload": True}
+    assert config(320, "0.30.0") == {"cpu_offload": True}
+    # 264 GiB, rounded up, and no huge pages: Engram is on the GPUs
+    assert config(256, "0.30.0") == config(128) == {"cpu_offload": False}
 
 
 def test_stages_that_are_not_shown_to_work_are_not_recommended_anywhere() -> None:
