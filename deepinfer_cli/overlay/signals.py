@@ -47,6 +47,13 @@ def shielded() -> Iterator[None]:
 
 
 @contextmanager
+def attended(act: Callable[[], None]) -> Iterator[None]:
+    """Call `act` at every SIGINT, SIGTERM and SIGHUP; what runs inside goes on to its end."""
+    with _handlers(lambda _number, _frame: act()):
+        yield
+
+
+@contextmanager
 def deferred() -> Iterator[Callable[[], None]]:
     """Hold SIGINT, SIGTERM and SIGHUP back; they arrive on leaving, or when what is yielded is called.
 

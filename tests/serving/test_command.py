@@ -134,6 +134,40 @@ def test_an_interruption_while_a_server_starts(start, tmp_path, nothing_left):
     assert nothing_left() == 2
 
 
+def read_until(process, text):
+    for line in process.stderr:
+        if text in line:
+            return
+    raise AssertionError(f"{text} was not said")
+
+
+def test_a_second_interruption_does_not_wait_for_a_deaf_server(start, tmp_path, nothing_left):
+    process = start("--model", "m", *QUICK, "--together", FAKE_SERVER="deaf", FAKE_CLIENT="hang:1")
+    wait_for_lines(tmp_path / "logs" / "client" / "events-0-1.json", 2)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    read_until(process, "enable-only: stopping, up to 30 s; Ctrl-C now kills it at once")
+    process.send_signal(signal.SIGINT)
+    _out, err = process.communicate(timeout=60)
+    assert time.monotonic() - began < 20.0
+    assert process.returncode == 130
+    assert "error[interrupted]: interrupted; nothing of it runs any more" in err
+    assert nothing_left() == 4
+
+
+def test_an_interruption_while_a_server_stops_ends_the_measurement(start, tmp_path, nothing_left):
+    output = tmp_path / "part.json"
+    process = start("--model", "m", *QUICK, "-o", str(output), FAKE_SERVER="deaf")
+    read_until(process, "overlay: stopping, up to 30 s")
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _out, err = process.communicate(timeout=60)
+    assert time.monotonic() - began < 20.0
+    assert (process.returncode, "nothing of it runs any more" in err) == (130, True), err
+    assert nothing_left() == 2
+    assert results.read(output)["rows"]
+
+
 def test_a_killed_deepinfer_leaves_nothing(start, tmp_path, nothing_left):
     process = start("--model", "m", *QUICK, "--together", FAKE_CLIENT="hang:1")
     wait_for_lines(tmp_path / "pids", 4)

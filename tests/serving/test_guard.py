@@ -131,6 +131,23 @@ def test_sigterm_comes_before_sigkill(guarded, tmp_path):
     assert one.ended() == "ended with exit code 0"
 
 
+def test_in_a_hurry_it_has_no_grace(guarded, tmp_path):
+    code = (
+        "import signal, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "open(sys.argv[1], 'w').write('0')\ntime.sleep(600)"
+    )
+    one = guarded(code, str(tmp_path / "ready"), grace_s=60.0)
+    pids_in(tmp_path / "ready", 1)
+    began = time.monotonic()
+    one.ask()
+    time.sleep(0.5)
+    assert one.ended() is None
+    one.hurry()
+    assert one.stop() == [] and time.monotonic() - began < 20.0
+    assert one.ended() == "was killed by SIGKILL"
+    one.hurry()
+
+
 def test_a_command_that_is_none(tmp_path):
     with pytest.raises(FailedError, match=r"cannot start .*nothing-here: No such file") as caught:
         process.Guarded([str(tmp_path / "nothing-here")], tmp_path / "log", os.environ, tmp_path)

@@ -155,15 +155,30 @@ class Drive:
                 self._start(turn, started)
             yield started
         finally:
-            # whoever presses Ctrl-C twice must not leave a server behind
-            from deepinfer_cli.overlay.signals import shielded
+            hurried = self._stop(started)
+        if hurried:
+            # nothing had been interrupted before
+            raise KeyboardInterrupt
 
-            with shielded():
-                for server in started:
-                    self.say(f"{server.side.name}: stopping")
-                    server.ask()
-                self.measured.left += [pid for server in started for pid in server.stop()]
-                self.measured.servers += [server.to_json() for server in started]
+    def _stop(self, started: list[Server]) -> bool:
+        """Ends them; whether Ctrl-C came meanwhile, which kills them at once and leaves none behind."""
+        from deepinfer_cli.overlay.signals import attended
+
+        def kill() -> None:
+            hurried.append(True)
+            for server in started:
+                server.hurry()
+
+        hurried: list[bool] = []
+        with attended(kill):
+            for server in started:
+                server.ask()
+                self.say(
+                    f"{server.side.name}: stopping, up to {server.grace_s:.0f} s; Ctrl-C now kills it at once"
+                )
+            self.measured.left += [pid for server in started for pid in server.stop()]
+            self.measured.servers += [server.to_json() for server in started]
+        return bool(hurried)
 
     def _start(self, turn: Turn, started: list[Server]) -> None:
         # a fixed cache is not measured beside what else is on the card: both may start at once

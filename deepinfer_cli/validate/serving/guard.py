@@ -5,7 +5,7 @@
 Standard library only. The command runs in a session of its own; its output goes to this process's stderr. One JSON
 event per line on stdout: `started` (its pid), `failed` (it cannot be started), `ended` (its exit code; whether it was
 ended here; how many processes had to be killed). It ends when stdin does, which is also what a killed parent leaves:
-SIGTERM to the command, and after GRACE_S seconds, or when the command is gone, SIGKILL to all its descendants.
+SIGTERM to the command, and after GRACE_S seconds, at SIGUSR1, or when the command is gone, SIGKILL to all its descendants.
 """
 
 from __future__ import annotations
@@ -32,7 +32,13 @@ def main() -> int:
     """Runs the command to its end; 0 unless it could not be started."""
     grace, command = float(sys.argv[1]), sys.argv[2:]
     _adopt_orphans()
-    stop = threading.Event()
+    stop, hurry = threading.Event(), threading.Event()
+
+    def at_once(*_: object) -> None:
+        hurry.set()
+        stop.set()
+
+    signal.signal(signal.SIGUSR1, at_once)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
     try:
@@ -47,18 +53,19 @@ def main() -> int:
     while child.poll() is None and not stop.wait(_POLL_S):
         pass
     stopped = child.poll() is None
-    killed = end(child, grace)
+    killed = end(child, grace, hurry)
     _say(event="ended", code=child.returncode, stopped=stopped, killed=killed)
     return 0
 
 
-def end(child: subprocess.Popen[bytes], grace: float) -> int:
-    """Ends the command and all its descendants; how many it took SIGKILL for."""
+def end(child: subprocess.Popen[bytes], grace: float, hurry: threading.Event) -> int:
+    """Ends the command and all its descendants, without grace once `hurry` is set; how many it took SIGKILL for."""
     if child.poll() is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             child.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=grace)
+        patience = time.monotonic() + grace
+        while child.poll() is None and time.monotonic() < patience and not hurry.wait(_POLL_S):
+            pass
     killed: set[int] = set()
     until = time.monotonic() + _LAST_S
     while (left := _descendants(os.getpid())) and time.monotonic() < until:

@@ -112,6 +112,10 @@ class Server:
         """Begins to end it, and does not wait."""
         self._process.ask()
 
+    def hurry(self) -> None:
+        """Takes its grace away, and does not wait."""
+        self._process.hurry()
+
     def stop(self) -> list[int]:
         """Ends it; twice is fine.
 
