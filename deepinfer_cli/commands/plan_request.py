@@ -15,6 +15,8 @@ from deepinfer_cli.planner import buffers
 from deepinfer_cli.serve import layout, memory
 from deepinfer_cli.serve.memory import Load
 
+# GiB of the largest card that may be meant, and tokens of the longest draft
+MOST_MEMORY, MOST_DRAFTED = 1_024, 64
 RELEASES = ("0.30.0", "0.31.0", "0.32.0", "0.33.0")
 
 
@@ -84,7 +86,15 @@ def load_of(opts: PlanOptions, target: Target | None) -> Load:
             code="usage",
             hint=f"{', '.join(RELEASES)}; --vllm {near}",
         )
+    named = opts.where.target or opts.where.python
+    if target and target.version and named and target.version.partition("+")[0] != release:
+        raise UsageError(
+            f"--vllm {release}, and the vLLM in {target.root} is {target.version}",
+            code="usage",
+            hint="one of the two: leave --vllm out, or --target and --python",
+        )
     load = replace(opts.load, release=release)
+    _check_sizes(opts.memory, load)
     layout.check_context(opts.context)
     if load.utilization > 1:
         raise UsageError(
@@ -105,6 +115,29 @@ def load_of(opts: PlanOptions, target: Target | None) -> Load:
             hint="--block-size 128",
         )
     return load
+
+
+def _check_sizes(gib: float | None, load: Load) -> None:
+    """Refuses what was meant in another unit, or by nobody."""
+    if gib is not None and gib > MOST_MEMORY:
+        mib = gib / 1_024
+        raise UsageError(
+            f"--gpu-memory {gib:g}: no card has that many GiB",
+            code="usage",
+            hint=f"in GiB: {mib:g}?" if 4 <= mib <= MOST_MEMORY else "in GiB, such as --gpu-memory 80",
+        )
+    if load.speculative > MOST_DRAFTED:
+        raise UsageError(
+            f"--speculative-tokens {load.speculative}: more than {MOST_DRAFTED}",
+            code="usage",
+            hint=f"--speculative-tokens {memory.DRAFT_TOKENS}",
+        )
+    if load.concurrency > load.sequences:
+        raise UsageError(
+            f"--concurrency {load.concurrency:g} is more than --max-num-seqs {load.sequences}: no more run at once",
+            code="usage",
+            hint=f"--concurrency {load.sequences}, or a larger --max-num-seqs",
+        )
 
 
 def machine_of(opts: PlanOptions, needed: int | None) -> Machine:

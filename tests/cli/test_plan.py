@@ -35,7 +35,7 @@ def plan(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Plan:
     return lambda *words: cli("plan", "--no-check", *words)
 
 
-def of(gpus: int, gib: float) -> tuple[object, ...]:
+def of(gpus: int, gib: float | str) -> tuple[object, ...]:
     return ("--gpus", gpus, "--gpu-memory", gib)
 
 
@@ -149,6 +149,12 @@ def test_six_stages_of_one_gpu_say_what_single_stream_decode_does(plan: Plan) ->
         ((*of(8, 80), "--vllm", "0.29.0"), 2, "usage", "--vllm 0.30.0"),
         ((*of(8, 80), "--gpu-memory-utilization", 1.5), 2, "usage", "0.92"),
         ((*of(8, 80), "--max-num-batched-tokens", 128), 2, "usage", "--max-num-seqs 128"),
+        (of(8, 81_920), 2, "usage", "in GiB: 80?"),
+        (of(8, 1_024.5), 2, "usage", "in GiB, such as --gpu-memory 80"),
+        (of(8, "1e30"), 2, "usage", "in GiB, such as --gpu-memory 80"),
+        ((*of(8, 80), "--speculative-tokens", 1_000_000_000), 2, "usage", "--speculative-tokens 5"),
+        ((*of(8, 80), "--concurrency", "1e12"), 2, "usage", "--concurrency 256"),
+        ((*of(8, 80), "--concurrency", 17, "--max-num-seqs", 16), 2, "usage", "--concurrency 16"),
         ((*of(8, 80), "--block-size", 100), 2, "usage", "--block-size 128"),
         ((*of(8, 80), "--chart", "plan.pdf"), 2, "usage", "--chart plan.png"),
         (("--gpus", 8), 3, "gpu-not-found", "--gpus 8 --gpu-memory 80"),
@@ -246,6 +252,14 @@ def test_a_release_before_033_refuses_stages_that_lose_engram(plan: Plan) -> Non
         *of(8, 80), "--vllm", "0.32.0", "--layout", "tp2pp3", "--partition", "14,6,20", "--context", 32_768
     )
     assert "stages after the first are given no token ids" in lost.out
+
+
+def test_a_release_that_the_target_is_not(plan: Plan, fake: FakeVllm) -> None:
+    other = "0.32.0" if fake.version != "0.32.0" else "0.33.0"
+    run = plan(*of(8, 80), "--target", fake.site, "--vllm", other)
+    assert (run.code, run.out) == (2, "") and f"error[usage]: --vllm {other}, and the vLLM in " in run.err
+    assert "hint: one of the two" in run.err
+    assert plan(*of(8, 80), "--target", fake.site, "--vllm", fake.version).code == 0
 
 
 def test_a_block_size_that_sm8x_has_not_is_shown_without_a_line(plan: Plan) -> None:
