@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from deepinfer_cli.output import Output
-from deepinfer_cli.render import Justify, Table, table
+from deepinfer_cli.render import Justify, Table, plural, table
 from deepinfer_cli.serve import reasons
 from deepinfer_cli.serve.recommend import Option
 
@@ -89,7 +89,14 @@ def show(out: Output, data: dict[str, Any], *, explained: bool) -> None:
         explained: one layout was asked for: there is no table of layouts.
     """
     if not explained:
-        out.table(_layouts(data))
+        everything = out.verbose > 0
+        fitting = [one for one in data["layouts"] if one["status"] != NO_FIT] or [data["layout"]]
+        rest = len(data["layouts"]) - len(fitting)
+        out.table(_layouts(data, data["layouts"] if everything else fitting, notes=everything))
+        if rest and not everything:
+            out.line(
+                f"{plural(rest, 'other layout')} of these GPUs {'does' if rest == 1 else 'do'} not fit: -v shows them, with notes"
+            )
     out.table(_stages(data["layout"]))
     for line in _lines(data):
         out.line(line)
@@ -103,18 +110,20 @@ def show(out: Output, data: dict[str, Any], *, explained: bool) -> None:
         out.line(data["line"])
 
 
-def _layouts(data: dict[str, Any]) -> Table:
-    headers = ("Layout", "Status", "GPUs", ("Without KV (GiB)", RIGHT), ("Of (GiB)", RIGHT),
-               ("Context", RIGHT), ("Pool (tokens)", RIGHT), ("Contexts", RIGHT), "Note")  # fmt: skip
+def _layouts(data: dict[str, Any], shown: Sequence[dict[str, Any]], *, notes: bool) -> Table:
+    # without notes six columns: they fit a terminal of 80 characters
+    headers: list[str | tuple[str, Justify]] = ["Layout", "Status", ("GPUs", RIGHT), ("Without KV (GiB)", RIGHT),
+                                                ("Pool (tokens)", RIGHT), ("Contexts", RIGHT)]  # fmt: skip
+    headers += ["Note"] if notes else []
     rows = []
-    for one in data["layouts"]:
+    for one in shown:
         tight = max(stage["sum_gib"] for stage in one["stages"])
         pool, fits = one["pool"], one["status"] != NO_FIT
-        rows.append((
-            one["name"], one["status"], one["gpus"], f"{tight:.1f}", f"{one['usable_gib']:.1f}",
-            f"{one['context']:,}" if fits else None, f"{pool['tokens']:,}" if fits else None,
-            f"{pool['contexts']:.2f}" if fits else None, one["note"],
-        ))  # fmt: skip
+        row = [
+            one["name"], one["status"], one["gpus"], f"{tight:.1f} of {one['usable_gib']:.1f}",
+            f"{pool['tokens']:,}" if fits else None, f"{pool['contexts']:.2f} x {one['context']:,}" if fits else None,
+        ]  # fmt: skip
+        rows.append([*row, one["note"]] if notes else row)
     title = f"{data['gpus']} x {data['gpu_memory_gib']:g} GiB, vLLM {data['load']['release']}: layouts, the best first"
     return table(headers, rows, title)
 

@@ -224,6 +224,23 @@ def test_the_nearest_can_be_planned(plan: Plan) -> None:
     assert run.code == 0 and "vllm serve" in run.out and '{"image": 0}' in run.out
 
 
+def test_layouts_that_do_not_fit_are_a_line_and_with_v_rows(plan: Plan) -> None:
+    run = plan(*of(8, 80))
+    lines = run.out.splitlines()
+    headers = lines[0].split("\t")
+    assert headers[:3] == ["Layout", "Status", "GPUs"] and "Note" not in headers
+    # a terminal of 80 characters has room for the columns
+    assert 12 * len(headers) <= 80
+    rows = lines[1 : lines.index("12 other layouts of these GPUs do not fit: -v shows them, with notes")]
+    assert [row.split("\t")[0] for row in rows][:2] == ["TP8", "TP8 with expert parallelism"]
+    assert not any("does not fit" in row for row in rows)
+    more = plan(*of(8, 80), "-v").out.splitlines()
+    assert len([row for row in more if "\tdoes not fit\t" in row]) == 12 and more[0].endswith("\tNote")
+    none = plan(*of(8, 24)).out.splitlines()
+    assert none[1].startswith("TP8 with expert parallelism\tdoes not fit\t8\t42.3 of 22.1\t-")
+    assert "other layouts of these GPUs do not fit" in none[2]
+
+
 def test_options_change_the_line_and_the_numbers(plan: Plan) -> None:
     base = data(plan(*of(8, 80), "--json"))
     for words, part in (
