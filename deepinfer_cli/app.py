@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,6 +19,23 @@ from deepinfer_cli.output import Output, silence
 
 # Typer has no public name for it, and its base package changed between versions
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+# what Typer's versions say of a value (Pydantic's words, or Click's) → the same without the library's terms
+_IT = r"(?<=: )(?:'.*'|\S+) is not"
+_PLAIN = (
+    (
+        rf"Input should be a valid integer\b.*|{_IT} a valid int(?:eger)?(?: range)?",
+        "it must be a whole number",
+    ),
+    (rf"Input should be a (?:valid|finite) number\b.*|{_IT} a valid float(?: range)?", "it must be a number"),
+    (
+        rf"Input should be greater than or equal to (\S+)|{_IT} in the range x>=(\S+)",
+        r"it must be \1\2 or more",
+    ),
+    (rf"Input should be less than or equal to (\S+)|{_IT} in the range x<=(\S+)", r"it must be \1\2 or less"),
+    (rf"{_IT} in the range (\S+)<=x<=(\S+)", r"it must be \1 to \2"),
+    ("Value error, ", ""),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,14 +108,21 @@ def _traceback(arguments: Sequence[str]) -> None:
 
 
 def _usage(error: Exception, verb: str, out: Output) -> int:
-    message = str(getattr(error, "format_message", lambda: error)())
+    message = _plain(str(getattr(error, "format_message", lambda: error)()))
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "deepinfer" if verb == "deepinfer" else f"deepinfer {verb}"
-    message = message[:1].lower() + message[1:].rstrip(".")
+    message = message[:1].lower() + message[1:]
     out.error(
         UsageError(message, code="usage", hint=f"{path.replace('deepinfer', program(), 1)} --help"), verb
     )
     return int(ExitCode.USAGE)
+
+
+def _plain(message: str) -> str:
+    message = message.rstrip(".")
+    for said, plain in _PLAIN:
+        message = re.sub(said, plain, message)
+    return message
 
 
 def _unexpected(error: Exception, verb: str, out: Output, *, shown: bool) -> None:

@@ -113,6 +113,41 @@ def test_usage_errors_are_exit_2(cli: Cli, arguments: list[str], message: str, h
     assert (document["status"], document["exit_code"], document["errors"][0]["code"]) == ("error", 2, "usage")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("plan --context 2M", "'--context': it must be a whole number"),
+        ("plan --gpus eight", "'--gpus': it must be a whole number"),
+        ("doctor --tp 1.5", "'--tp': it must be a whole number"),
+        ("verify --timeout soon", "'--timeout': it must be a number"),
+        ("plan --gpu-memory x", "'--gpu-memory': it must be a number"),
+        ("plan --gpus 0", "'--gpus': it must be 1 or more"),
+        ("verify --timeout 0", "'--timeout': it must be 0.001 or more"),
+        ("plan --engram disk", "'--engram': 'disk' is not one of 'host', 'gpu'"),
+    ],
+)
+def test_a_value_that_is_none_is_told_in_plain_words(cli: Cli, arguments: str, said: str) -> None:
+    run = cli(*arguments.split())
+    assert (run.code, run.err.splitlines()[0]) == (2, f"error[usage]: invalid value for {said}")
+
+
+@pytest.mark.parametrize(
+    ("said", "plain"),
+    [
+        ("Invalid value for '--gpus': '2M' is not a valid integer range.", "it must be a whole number"),
+        ("Invalid value for '--seed': 'a b' is not a valid integer.", "it must be a whole number"),
+        ("Invalid value for '--timeout': 'x' is not a valid float range.", "it must be a number"),
+        ("Invalid value for '--gpus': 0 is not in the range x>=1.", "it must be 1 or more"),
+        ("Invalid value for '--port': 70000 is not in the range 1<=x<=65534.", "it must be 1 to 65534"),
+        ("Invalid value for '--tp': Input should be less than or equal to 8", "it must be 8 or less"),
+    ],
+)
+def test_whichever_typer_said_it(said: str, plain: str) -> None:
+    from deepinfer_cli import app
+
+    assert app._plain(said) == f"{said.partition(': ')[0]}: {plain}"
+
+
 def test_no_vllm_is_exit_3_with_the_way_on(cli: Cli, tmp_path: Path) -> None:
     run = cli("status", "--target", tmp_path)
     assert run.code == 3
