@@ -196,6 +196,8 @@ def _result(
         if one.estimate.fits
         else f"{one.estimate.arithmetic} at a context of {one.load.context:,}"
     )
+    if one.few and short.concurrency >= load.concurrency:
+        reason = f"{one.estimate.layout.name} has the logits of {one.load.sequences} sequences; {load.concurrency:g} are asked for"
     hint = "the nearest: " + "; or ".join(nearest) if nearest else "more GPUs, or larger ones"
     if waiting is not None:
         said = f"only layouts of several pipeline stages hold this on {what}, and {partition.NOT_SHOWN}; {reason}"
@@ -212,12 +214,12 @@ def _no_room(
 ) -> Result:
     """The GPUs would do, and the host's memory does not."""
     needed = best.estimate.host.needed(huge_pages=load.huge_pages)
-    there = tuple(what_would(machine.gpus, machine.gib, replace(load, engram_on_gpu=True), contexts))
+    tables = not load.engram_on_gpu
+    moved = replace(load, engram_on_gpu=True)
+    there = tuple(what_would(machine.gpus, machine.gib, moved, contexts)) if tables else ()
     data["nearest"] = list(there)
-    said = (
-        f"the host has {machine.host:.0f} GiB, and {best.estimate.layout.name} pins {needed:.0f} with Engram's tables; on the GPUs they "
-        "do not fit either"
-    )
+    said = f"the host has {machine.host:.0f} GiB, and {best.estimate.layout.name} pins {needed:.0f}"
+    said += " with Engram's tables; on the GPUs they do not fit either" if tables else " for token ids"
     hint = f"a host of {needed + reasons.HOST_ROOM:.0f} GiB"
     hint += "".join(f"; or with --engram gpu {one}" for one in there)
     return Result("plan", data, ExitCode.UNSUPPORTED, (ErrorItem("host-memory-too-small", said, hint),))

@@ -135,8 +135,8 @@ def huge_pages(found: Estimate, load: Load, host: float | None) -> bool:
 
 
 def host_holds(found: Estimate, load: Load, host: float | None) -> bool:
-    """A host of `host` GiB has room for what is pinned, with Engram's tables; also where its memory is not known."""
-    return host is None or load.engram_on_gpu or host >= found.host.needed(huge_pages=load.huge_pages)
+    """A host of `host` GiB has room for what is pinned: Engram's tables, token ids; also where its memory is not known."""
+    return host is None or host >= found.host.needed(huge_pages=load.huge_pages)
 
 
 def sequences_inside(found: Estimate, load: Load) -> int:

@@ -29,7 +29,12 @@ class Option:
     @property
     def serves(self) -> bool:
         """It does, by the numbers."""
-        return self.estimate.serves(self.load.concurrency) and self.load.concurrency <= self.load.sequences
+        return self.estimate.serves(self.load.concurrency) and not self.few
+
+    @property
+    def few(self) -> bool:
+        """Fewer sequences may decode at once than are asked for."""
+        return self.load.sequences < self.load.concurrency
 
     @property
     def shown(self) -> bool:
@@ -81,7 +86,7 @@ def with_host(find: Finder, load: Load, host: float | None) -> Choice:
         return Choice(found, best, load)
     moved = replace(load, engram_on_gpu=True)
     there, instead = find(moved)
-    if instead is not None:
+    if instead is not None and reasons.host_holds(instead.estimate, instead.load, host):
         return Choice(there, instead, moved)
     marked = [replace(one, held=reasons.host_holds(one.estimate, one.load, host)) for one in found]
     return Choice(marked, marked[found.index(best)], load)

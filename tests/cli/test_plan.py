@@ -302,6 +302,8 @@ def test_a_host_that_is_too_small_for_cards_that_are_too_small(plan: Plan) -> No
         assert run.code == 3 and "vllm serve" not in run.out
         assert "error[host-memory-too-small]: the host has 128 GiB, and TP8 pins 19" in run.err
         assert "hint: a host of 22" in run.err and "; or with --engram gpu " in run.err
+    ids = plan(*of(8, 80), "--host-memory", 2, "--engram", "gpu")
+    assert ids.code == 3 and "TP8 with expert parallelism pins 4 for token ids" in ids.err
     states = {one["status"] for one in data(plan(*of(8, 64), "--host-memory", 128, "--json"))["layouts"]}
     assert "host memory too small" in states and "serves" not in states
 
@@ -319,6 +321,14 @@ def test_the_line_has_no_more_sequences_than_its_logits_are_counted_for(plan: Pl
     # fewer are kept, and more than vLLM's own are lowered too
     assert data(plan(*of(8, 80), "--max-num-seqs", 16, "--json"))["layout"]["sequences"] == 16
     assert data(plan(*of(8, 80), "--max-num-seqs", 4_096, "--json"))["layout"]["sequences"] == 80
+
+
+def test_more_requests_than_sequences_are_not_served(plan: Plan) -> None:
+    found = data(plan(*of(8, 1_024), "--context", 1_048_576, "--concurrency", 100, "--json"))
+    states = {one["name"]: one["status"] for one in found["layouts"]}
+    assert states["TP8"] == "too few sequences" and states["TP1"] == "serves"
+    run = plan(*of(8, 1_024), "--layout", "tp8", "--context", 1_048_576, "--concurrency", 100)
+    assert run.code == 3 and "has the logits of 80 sequences; 100 are asked for" in run.err
 
 
 @pytest.mark.parametrize("size", [(8, 40), (4, 80), (8, 80), (8, 48), (16, 40)])
