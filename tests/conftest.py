@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
@@ -33,6 +34,11 @@ from tests.fakes import (
 from tests.pythons import reason
 
 TESTS = Path(__file__).parent
+
+# what is ignored where the tests were started (in the background, under `nohup`) stays ignored in what they start
+for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _usual)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
