@@ -12,7 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+import report
+from microbench import ROOT
+
 SUMMARY = ROOT / "benchmarks" / "results" / "checks" / "e2e_2026-11-30.json"
 PAGE = ROOT / "docs" / "03_VALIDATION.md"
 BEGIN, END = "<!-- e2e:begin -->", "<!-- e2e:end -->"
@@ -33,8 +35,10 @@ def tables(summary: dict[str, Any]) -> str:
 
 def _runs(runs: dict[str, Any]) -> str:
     lines = [
-        _line(["Run", "vLLM", "Code", "Held against", "Mean NLL", "RMS", "p99", "Decode RMS", "All well"]),
-        _line(["---"] * 4 + ["---:"] * 4 + ["---"]),
+        report.line(
+            ["Run", "vLLM", "Code", "Held against", "Mean NLL", "RMS", "p99", "Decode RMS", "All well"]
+        ),
+        report.line(["---"] * 4 + ["---:"] * 4 + ["---"]),
     ]
     for name, run in runs.items():
         own = [one for one in run["findings"] if one[KIND] in ("against", "chunks")]
@@ -52,7 +56,7 @@ def _runs(runs: dict[str, Any]) -> str:
             _worst(steady, P99),
             _worst(decoded, RMS),
         ]
-        lines.append(_line([*cells, "yes" if run["ok"] else f"no: {_short(run['reasons'][0])}"]))
+        lines.append(report.line([*cells, "yes" if run["ok"] else f"no: {_short(run['reasons'][0])}"]))
     return "\n".join(lines)
 
 
@@ -72,13 +76,16 @@ def _short(reason: str) -> str:
 
 
 def _faults(summary: dict[str, Any]) -> str:
-    lines = [_line(["Planted fault", "Found", "RMS", "Decode RMS"]), _line(["---", "---", "---:", "---:"])]
+    lines = [
+        report.line(["Planted fault", "Found", "RMS", "Decode RMS"]),
+        report.line(["---", "---", "---:", "---:"]),
+    ]
     for name, fault in summary["runs"]["faults"]["faults"].items():
         against = [one for one in fault["findings"] if one[KIND] == "against" and one[LENGTH] >= STEADY]
         decoded = [one for one in fault["findings"] if one[KIND] == "decode"]
         found = ("none, rightly" if fault["found"] else "NO") if name == "prompts" else _yes(fault["found"])
         label = "none" if name == "prompts" else name
-        lines.append(_line([label, found, _worst(against, RMS), _worst(decoded, RMS)]))
+        lines.append(report.line([label, found, _worst(against, RMS), _worst(decoded, RMS)]))
     return "\n".join(lines)
 
 
@@ -97,8 +104,8 @@ def _gain(summary: dict[str, Any]) -> str:
         "decode_8_gpu_ms": "the same, GPU busy",
     }
     lines = [
-        _line(["sm80 code, eight layers", "All ops", "Enable group alone", "Ratio"]),
-        _line(["---"] + ["---:"] * 3),
+        report.line(["sm80 code, eight layers", "All ops", "Enable group alone", "Ratio"]),
+        report.line(["---"] + ["---:"] * 3),
     ]
     for key, label in names.items():
         one = gain[key]
@@ -107,14 +114,10 @@ def _gain(summary: dict[str, Any]) -> str:
             f"{one['enable']:,.1f}",
             f"{one['enable'] / one['accelerate']:.2f}x",
         ]
-        lines.append(_line([label, *cells]))
+        lines.append(report.line([label, *cells]))
     fast, slow = gain["kv_blocks"]
-    lines.append(_line(["KV cache blocks that vLLM reports", f"{fast:,}", f"{slow:,}", ""]))
+    lines.append(report.line(["KV cache blocks that vLLM reports", f"{fast:,}", f"{slow:,}", ""]))
     return "\n".join(lines)
-
-
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -126,8 +129,9 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     content = tables(json.loads(options.summary.read_text(encoding="utf-8")))
     old = options.page.read_text(encoding="utf-8")
-    before, rest = old.split(BEGIN, 1)
-    new = f"{before}{BEGIN}\n{content}\n{END}{rest.split(END, 1)[1]}"
+    if BEGIN not in old or END not in old:
+        raise SystemExit(f"{options.page} has no {BEGIN} ... {END}")
+    new = report.rewritten(old, (BEGIN, END), content)
     if new == old:
         return 0
     if options.check:

@@ -69,18 +69,20 @@ def content(result: dict[str, Any] | None) -> str:
         "Overlay in both",
         "Published by others",
     ]
-    lines = [_line(head), _line(["---"] * 2 + ["---:"] * 3 + ["---", "---:"])]
-    lines += [_line(cells) for row in rows if row["provider"] == OVERLAY for cells in _cells(rows, row)]
+    lines = [report.line(head), report.line(["---"] * 2 + ["---:"] * 3 + ["---", "---:"])]
+    lines += [report.line(cells) for row in rows if row["provider"] == OVERLAY for cells in _cells(rows, row)]
     return "\n".join(
         [*lines, "", _noise(rows), "", _how(result), "", f"Published: {others['card']}: {others['source']}"]
     )
 
 
 def _claims(others: dict[str, Any]) -> list[str]:
-    lines = [_line(["Workload", "Metric", "Before → after"]), _line(["---", "---", "---:"])]
+    lines = [report.line(["Workload", "Metric", "Before → after"]), report.line(["---", "---", "---:"])]
     for one in others["rows"]:
         text = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in one["case"].items())
-        lines.append(_line([f"{one['workload']}, {text}", f"`{one['metric']}`", claim(one, one["metric"])]))
+        lines.append(
+            report.line([f"{one['workload']}, {text}", f"`{one['metric']}`", claim(one, one["metric"])])
+        )
     return lines
 
 
@@ -134,18 +136,6 @@ def _how(result: dict[str, Any]) -> str:
         f"{serving['model']}; {report.machine(result['environment']).replace(vllm.lower(), vllm)} A ratio marked (overlap) is no "
         "difference to speak of: runs of both overlap."
     )
-
-
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def rewritten(text: str, table: str) -> str:
-    """`text` with `table` between the markers; unchanged when it has none."""
-    if BEGIN not in text or END not in text:
-        return text
-    before, rest = text.split(BEGIN, 1)
-    return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END, 1)[1]}"
 
 
 def draw(result: dict[str, Any], folder: Path) -> list[Path]:
@@ -217,7 +207,7 @@ def main(argv: list[str] | None = None) -> int:
     stale = []
     for path in options.file or FILES:
         text = path.read_text(encoding="utf-8")
-        fresh = rewritten(text, content(result))
+        fresh = report.rewritten(text, (BEGIN, END), content(result))
         if fresh != text:
             stale.append(path)
             if not options.check:

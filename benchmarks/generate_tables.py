@@ -49,7 +49,7 @@ def digest(result: dict[str, Any]) -> str:
         "Of the ceiling",
         "Published, A100",
     ]
-    lines = [_line(headers), _line(["---"] * 3 + [_RIGHT] * 5)]
+    lines = [report.line(headers), report.line(["---"] * 3 + [_RIGHT] * 5)]
     for _title, ops in report.GROUPS.values():
         for op in ops:
             mine = report.overlay_rows(rows, op)
@@ -57,7 +57,7 @@ def digest(result: dict[str, Any]) -> str:
                 shown = {key: value for key, value in row["case"].items() if key in _DIGEST_PARAMS}
                 cells = [op, report.case_text(shown), report.code_text(row), _latency(row)]
                 cells += [_ratio(rows, row, "stock"), _ratio(rows, row, report.OLD.get(op, ""))]
-                lines.append(_line([*cells, _ceiling(row), _published(row)]))
+                lines.append(report.line([*cells, _ceiling(row), _published(row)]))
     return "\n".join([*lines, "", report.machine(result["environment"]), "", report.disclaimer()])
 
 
@@ -91,7 +91,7 @@ def _table(rows: list[Row], op: str) -> str:
     multiplies = any(row["flops"] / row["latency_us"]["p50"] / 1e6 > _LEAST_TFLOPS for row in measured)
     headers = ["Case", "Code", "Latency (us)", *[f"vs `{name}`" for name in baselines], "GB/s"]
     headers += ["TFLOP/s"] * multiplies + ["Of the ceiling"] + ["Published, A100"] * claims
-    lines = [_line(headers), _line(["---", "---", *[_RIGHT] * (len(headers) - 2)])]
+    lines = [report.line(headers), report.line(["---", "---", *[_RIGHT] * (len(headers) - 2)])]
     for row in mine:
         cells = [
             report.case_text(row["case"], {*constant, *derived, "max_smem"}),
@@ -100,7 +100,7 @@ def _table(rows: list[Row], op: str) -> str:
         ]
         cells += [_ratio(rows, row, name) for name in baselines]
         cells += [_rate(row, "bytes", 1e3)] + [_rate(row, "flops", 1e6)] * multiplies
-        lines.append(_line([*cells, _ceiling(row), *[_published(row)] * claims]))
+        lines.append(report.line([*cells, _ceiling(row), *[_published(row)] * claims]))
     where = f" ({report.case_text(constant)})" if constant else ""
     return "\n".join([f"`{op}`{where}", "", *lines])
 
@@ -148,18 +148,6 @@ def _published(row: Row) -> str:
     return "-" if found is None else f"{found['speedup']:.2f}x"
 
 
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def rewritten(text: str, content: str) -> str:
-    """`text` with `content` between the markers; unchanged when it has none."""
-    if BEGIN not in text or END not in text:
-        return text
-    before, rest = text.split(BEGIN, 1)
-    return f"{before}{BEGIN}\n{content}\n{END}{rest.split(END, 1)[1]}"
-
-
 def main(argv: list[str] | None = None) -> int:
     """Rewrites, or checks."""
     from deepinfer_cli.validate import results
@@ -177,7 +165,7 @@ def main(argv: list[str] | None = None) -> int:
     stale = False
     for path, make in ((options.digest, digest), (options.full, full)):
         old = path.read_text(encoding="utf-8")
-        new = rewritten(old, make(result))
+        new = report.rewritten(old, (BEGIN, END), make(result))
         if new == old:
             continue
         stale = True

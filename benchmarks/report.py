@@ -26,6 +26,20 @@ TOKENS = "tokens"
 Row = dict[str, Any]
 
 
+def line(cells: list[str]) -> str:
+    """A row of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def rewritten(text: str, markers: tuple[str, str], content: str) -> str:
+    """`text` with `content` between the markers; unchanged when it has none."""
+    begin, end = markers
+    if begin not in text or end not in text:
+        return text
+    before, rest = text.split(begin, 1)
+    return f"{before}{begin}\n{content}\n{end}{rest.split(end, 1)[1]}"
+
+
 def overlay_rows(rows: Iterable[Row], op: str) -> list[Row]:
     """The overlay's rows of an op, one for each case and kind of code."""
     return [row for row in rows if (row["op"], row["provider"], row["timing"]) == (op, "overlay", "graph")]
