@@ -137,7 +137,7 @@ def document(
         "ended": ended if ended or done else "ended without a word",
         "parameters": _parameters(folder),
         "kernels": _kernels(folder / "kernels.jsonl"),
-        "kv_tokens": _kv_tokens(text),
+        "kv_tokens": kv_tokens(text),
         "notable": _notable(text),
         "log": str(log),
         "tail": [] if complete else text.splitlines()[-TAIL_LINES:],
@@ -171,7 +171,8 @@ def _kernels(path: Path) -> list[dict[str, Any]]:
     return sorted(found.values(), key=lambda kernel: (kernel.get("module", ""), kernel.get("name", "")))
 
 
-def _kv_tokens(log: str) -> int | None:
+def kv_tokens(log: str) -> int | None:
+    """The size of the KV cache that vLLM wrote to its log last, in tokens; None where it has not."""
     found = _KV_TOKENS.findall(log)
     return int(found[-1].replace(",", "")) if found else None
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deepinfer_cli.validate.e2e.drive import kv_tokens
+
 LIVE, OFF, UNKNOWN = "live", "off", "unknown"
 
 # vLLM's logger puts the process before the line: `(EngineCore_DP0 pid=123) INFO ...`
@@ -19,7 +21,6 @@ _LINE = re.compile(
 _CHOSEN = re.compile(r"\] DeepInfer: ")
 _PROCESS = re.compile(r"\((?P<name>[A-Za-z_]+)[^()]*? pid=(?P<pid>\d+)\)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_KV_TOKENS = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
 # who computes, the first that there is: workers of their own, else the engine
 _COMPUTING = ("Worker", "EngineCore")
 
@@ -120,6 +121,5 @@ def _names(text: str | None) -> set[str]:
 
 def read(log: Path) -> tuple[Overlay, int | None]:
     """What a server's log says of the overlay, and its KV cache in tokens (None where it does not say)."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    sizes = [found[1] for line in lines if (found := _KV_TOKENS.search(line))]
-    return of_log(lines), int(sizes[-1].replace(",", "")) if sizes else None
+    text = log.read_text(encoding="utf-8", errors="replace")
+    return of_log(text.splitlines()), kv_tokens(text)
