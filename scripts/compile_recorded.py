@@ -85,13 +85,17 @@ def read(path: Path) -> list[dict[str, Any]]:
         document = json.loads(path.read_text(encoding="utf-8"))
         runs = [run for run in document.get("data", {}).get("runs", []) if run["arch"]]
         return [kernel for run in runs or [document] for kernel in run.get("kernels", [])]
-    found: list[dict[str, Any]] = []
+    runs = [run for run in documents(path).values() if run["generated"]]
+    return [kernel for run in runs for kernel in run["kernels"]]
+
+
+def documents(path: Path) -> dict[str, dict[str, Any]]:
+    """The documents in a runs.tar.gz, by the name of their run."""
+    found: dict[str, dict[str, Any]] = {}
     with tarfile.open(path) as archive:
         for name in archive.getnames():
-            if name.endswith("/document.json"):
-                stream = archive.extractfile(name)
-                document = json.loads(stream.read()) if stream else {}
-                found += document["kernels"] if document.get("generated") else []
+            if name.endswith("/document.json") and (stream := archive.extractfile(name)):
+                found[name.partition("/")[0]] = json.loads(stream.read())
     return found
 
 

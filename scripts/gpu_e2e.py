@@ -39,6 +39,7 @@ sys.path.insert(0, str(ROOT))
 
 from deepinfer_cli.validate import runner  # noqa: E402
 from deepinfer_cli.validate.e2e import compare, drive, plan  # noqa: E402
+from scripts.compile_recorded import documents  # noqa: E402
 
 MAIN = "0.33.0"
 OLDER = ("0.32.0", "0.31.0", "0.30.0")
@@ -91,8 +92,7 @@ def main() -> int:
         print("\n".join(f"{job.run.name:24} {job.version}  {job.run.configuration.what}" for job in jobs))
         return 0 if options.list else 2
     matrix = Matrix(options, _prepare(options, sites, wanted), wanted)
-    matrix.run()
-    return 0 if matrix.summary()["ok"] else 1
+    return 0 if matrix.run()["ok"] else 1
 
 
 def _options() -> argparse.Namespace:
@@ -110,18 +110,10 @@ def _options() -> argparse.Namespace:
 
 
 def _summarize(options: argparse.Namespace, jobs: list[Job]) -> int:
-    documents: dict[str, dict[str, Any]] = {}
-    for path in options.archives:
-        with tarfile.open(path) as archive:
-            names = [name for name in archive.getnames() if name.endswith("/document.json")]
-            for name in names:
-                stream = archive.extractfile(name)
-                assert stream is not None
-                documents[name.partition("/")[0]] = json.loads(stream.read())
-    matrix = Matrix(options, {}, [job for job in jobs if job.run.name in documents])
-    matrix.documents = documents
-    matrix.write_summary()
-    return 0 if matrix.summary()["ok"] else 1
+    found = {name: one for path in options.archives for name, one in documents(path).items()}
+    matrix = Matrix(options, {}, [job for job in jobs if job.run.name in found])
+    matrix.documents = found
+    return 0 if matrix.write_summary()["ok"] else 1
 
 
 def _chosen(job: Job, options: argparse.Namespace) -> bool:
@@ -188,19 +180,10 @@ def _jobs(options: argparse.Namespace, groups: dict[str, str]) -> list[Job]:
         *(Job(make(f"sm80-{version}", "eager", "sm80"), version, against="stock-eager") for version in OLDER),
         # as where a pipeline is cut at the last KV source
         Job(make("sm80-no-replay", replayless, "sm80"), against="stock-eager"),
-        *(
-            job
-            for name in ("tp2", "pp2")
-            for job in (
-                # stock starts no pipeline of V4.1: its own figures of one GPU then
-                *([Job(make(f"{name}-stock", name), overlay=False)] if name == "tp2" else []),
-                Job(
-                    make(f"{name}-sm80", name, "sm80"),
-                    against=f"{name}-stock" if name == "tp2" else "stock-graphs",
-                    check=exchanges_in_order,
-                ),
-            )
-        ),
+        Job(make("tp2-stock", "tp2"), overlay=False),
+        Job(make("tp2-sm80", "tp2", "sm80"), against="tp2-stock", check=exchanges_in_order),
+        # stock starts no pipeline of V4.1: its figures of one GPU then
+        Job(make("pp2-sm80", "pp2", "sm80"), against="stock-graphs", check=exchanges_in_order),
     ]
 
 
@@ -300,8 +283,8 @@ class Matrix:
         self.started = {job.run.name: threading.Event() for job in jobs}
         self.free = threading.Event()  # the last card
 
-    def run(self) -> None:
-        """Runs all jobs: the ones that want quiet start alone, the others share the card."""
+    def run(self) -> dict[str, Any]:
+        """Runs all jobs: the ones that want quiet start alone, the others share the card. The summary."""
         alone = [job for job in self.jobs if job.alone]
         threads = [
             threading.Thread(target=self._run, args=(job, self.options.gpus - 1), daemon=True)
@@ -327,7 +310,7 @@ class Matrix:
         (self.options.work / QUIET).touch()
         for thread in (first, *threads):
             thread.join()
-        self.write()
+        return self.write()
 
     def _start_alone(self, jobs: list[Job], threads: list[threading.Thread]) -> None:
         for job, thread in zip(jobs, threads, strict=True):
@@ -448,17 +431,19 @@ class Matrix:
             **({"times": document["phases"]["times"]} if "times" in document["phases"] else {}),
         }
 
-    def write_summary(self) -> None:
-        """summary.json, as far as it is."""
+    def write_summary(self) -> dict[str, Any]:
+        """summary.json, as far as it is; the same as the result."""
         self.options.output.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.summary(), indent=1) + "\n"
+        summary = self.summary()
+        text = json.dumps(summary, indent=1) + "\n"
         (self.options.output / "summary.json").write_text(text, encoding="utf-8")
+        return summary
 
-    def write(self) -> None:
-        """summary.json and runs.tar.gz, as far as it is."""
+    def write(self) -> dict[str, Any]:
+        """summary.json, the result, and runs.tar.gz, as far as it is."""
         with self.lock:
             output = self.options.output
-            self.write_summary()
+            summary = self.write_summary()
             part = output / "runs.tar.gz.part"
             with tarfile.open(part, "w:gz", compresslevel=1) as archive:
                 for name, document in self.documents.items():
@@ -467,6 +452,7 @@ class Matrix:
                     for file in ("document.json", drive.LOG):
                         archive.add(folder / file, f"{name}/{file}")
             part.replace(output / "runs.tar.gz")
+        return summary
 
 
 def _environment(documents: dict[str, dict[str, Any]]) -> dict[str, Any]:
