@@ -1,6 +1,6 @@
 """Holds end-to-end documents against themselves and each other; pure.
 
-The tolerances are a little over twice what stock vLLM 0.33.0 on an H200 differs from itself by on this model: mean
+Those of mean and p99 are a little over twice what stock vLLM 0.33.0 on an H200 differs from itself by on this model: mean
 negative log-likelihood per prompt 1.9e-3 with the same and 2.4e-3 with another batching, p99 per token 0.133. With random
 weights a rounding sometimes sends a token to another expert, so that single tokens say little: stock's decode was off
 its own prefill by 0.41 in one token of 112. Root mean squares are of all but the largest fiftieth. Greedy tokens are no measure:
