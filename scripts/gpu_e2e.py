@@ -155,6 +155,22 @@ def _jobs(options: argparse.Namespace, groups: dict[str, str]) -> list[Job]:
     quick = replace(quick, phases=tuple(phase for phase in quick.phases if phase["do"] != "time"))
     stock = replace(quick, engine={**quick.engine, **lazy})
     replayless = replace(known["eager"], engine={**known["eager"].engine, "swa_bounded_replay": False})
+    two_stages = {"pipeline_parallel_size": 2}
+    tight_stages = replace(
+        known["tight"],
+        what="two GPUs, pipeline of four and four layers, requests are preempted",
+        engine={**known["tight"].engine, **two_stages},
+        gpus=2,
+        env=known["pp2"].env,
+    )
+    # a first stage without any KV source, and the replay of the second one's groups
+    staged = replace(
+        quick,
+        what="two GPUs, pipeline of two and six layers, CUDA graphs",
+        engine={**quick.engine, **two_stages},
+        gpus=2,
+        env={**known["pp2"].env, "VLLM_PP_LAYER_PARTITION": "2,6"},
+    )
     return [
         Job(
             replace(make("timed-accelerate", timed, "sm80"), kv_bytes=None),
@@ -180,10 +196,14 @@ def _jobs(options: argparse.Namespace, groups: dict[str, str]) -> list[Job]:
         *(Job(make(f"sm80-{version}", "eager", "sm80"), version, against="stock-eager") for version in OLDER),
         # as where a pipeline is cut at the last KV source
         Job(make("sm80-no-replay", replayless, "sm80"), against="stock-eager"),
+        Job(make("stock-tight", "tight"), overlay=False),
+        Job(make("sm80-tight", "tight", "sm80"), against="stock-tight"),
         Job(make("tp2-stock", "tp2"), overlay=False),
         Job(make("tp2-sm80", "tp2", "sm80"), against="tp2-stock", check=exchanges_in_order),
         # stock starts no pipeline of V4.1: its figures of one GPU then
         Job(make("pp2-sm80", "pp2", "sm80"), against="stock-graphs", check=exchanges_in_order),
+        Job(make("pp2-tight", tight_stages, "sm80"), against="stock-tight", check=exchanges_in_order),
+        Job(make("pp2-graphs", staged, "sm80"), against="stock-graphs", check=exchanges_in_order),
     ]
 
 

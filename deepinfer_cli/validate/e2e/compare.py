@@ -31,7 +31,8 @@ class Finding:
     """One comparison.
 
     Attributes:
-        kind: `against` another run, `chunks`, `decode` against prefill, `prefix`, `far`, `parameters`, `run`.
+        kind: `against` another run, `chunks`, `decode` against prefill, `prefix`, `preempted`, `far`,
+            `parameters`, `run`.
         phase: the phase it is about.
         length: tokens of the prompt; 0 where there is no one prompt.
         mean: difference of the means. rms: of the tokens' differences, in `against` and `chunks` without the largest fiftieth.
@@ -72,6 +73,8 @@ def of_run(document: dict[str, Any]) -> list[Finding]:
             found.append(_same_places("far", name, phase, phase["last_decoded"], phase["last_prefilled"]))
         if "cached_tokens" in phase and not phase["cached_tokens"]:
             found.append(_bad("prefix", name, "nothing came from the prefix cache"))
+        if "preemptions" in phase and not phase["preemptions"]:
+            found.append(_bad("preempted", name, "no request was preempted"))
     return found
 
 
