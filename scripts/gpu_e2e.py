@@ -163,13 +163,12 @@ def _jobs(options: argparse.Namespace, groups: dict[str, str]) -> list[Job]:
         gpus=2,
         env=known["pp2"].env,
     )
-    # a first stage without any KV source, and the replay of the second one's groups
     staged = replace(
         quick,
-        what="two GPUs, pipeline of two and six layers, CUDA graphs",
+        what="two GPUs, pipeline of four and four layers, CUDA graphs",
         engine={**quick.engine, **two_stages},
         gpus=2,
-        env={**known["pp2"].env, "VLLM_PP_LAYER_PARTITION": "2,6"},
+        env=known["pp2"].env,
     )
     return [
         Job(
@@ -204,6 +203,15 @@ def _jobs(options: argparse.Namespace, groups: dict[str, str]) -> list[Job]:
         Job(make("pp2-sm80", "pp2", "sm80"), against="stock-graphs", check=exchanges_in_order),
         Job(make("pp2-tight", tight_stages, "sm80"), against="stock-tight", check=exchanges_in_order),
         Job(make("pp2-graphs", staged, "sm80"), against="stock-graphs", check=exchanges_in_order),
+        *(
+            Job(
+                make(f"pp2-{version}", "pp2", "sm80"),
+                version,
+                against="stock-graphs",
+                check=exchanges_in_order,
+            )
+            for version in OLDER
+        ),
     ]
 
 

@@ -26,10 +26,10 @@ CAPABILITIES = {"sm80": (8, 0), "sm86": (8, 6), "sm89": (8, 9)}
 EDGES = (7, 127, 128, 129, 130, 511, 512, 513, 1_023, 1_024, 1_026, 1_500, 3_000, 5_000)
 SHORT_EDGES = (7, 127, 130, 513, 1_500, 3_000, 5_000)
 FAR = 262_144
-# twelve requests that grow, and a cache that a third of them fill
+# sixteen requests start together and grow to several times their prompts: about twice what the cache holds
 _TIGHT_KV_BYTES = 128 << 20
 _TIGHT = {
-    "name": "preempted", "do": "generate", "lengths": list(range(1_000, 1_600, 50)), "tokens": 300, "seed": 3,
+    "name": "preempted", "do": "generate", "lengths": list(range(100, 420, 20)), "tokens": 600, "seed": 3,
     "plain": True, "preempts": True,
 }  # fmt: skip
 
@@ -115,7 +115,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     ),
     "tight": Configuration(
         "eager, a KV cache so small that requests are preempted",
-        engine={"max_model_len": 4_096, "kv_cache_memory_bytes": _TIGHT_KV_BYTES},
+        engine={"max_model_len": 2_048, "kv_cache_memory_bytes": _TIGHT_KV_BYTES},
         phases=(_TIGHT,),
     ),
     "long": Configuration(
