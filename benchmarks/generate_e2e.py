@@ -56,8 +56,14 @@ def _runs(runs: dict[str, Any]) -> str:
             _worst(steady, P99),
             _worst(decoded, RMS),
         ]
-        lines.append(report.line([*cells, "yes" if run["ok"] else f"no: {_short(run['reasons'][0])}"]))
+        lines.append(report.line([*cells, _ended(run)]))
     return "\n".join(lines)
+
+
+def _ended(run: dict[str, Any]) -> str:
+    if not run["ok"]:
+        return f"no: {_short(run['reasons'][0])}"
+    return "refused by vLLM, as known" if run["refused"] else "yes"
 
 
 def _code(run: dict[str, Any]) -> str:
@@ -89,6 +95,12 @@ def _faults(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _spread(one: dict[str, float]) -> str:
+    if "min" not in one:
+        return f"{one['median']:,.2f}"
+    return f"{one['median']:,.1f} ({one['min']:,.1f}-{one['max']:,.1f})"
+
+
 def _yes(found: bool) -> str:
     return "yes" if found else "NO"
 
@@ -107,14 +119,14 @@ def _gain(summary: dict[str, Any]) -> str:
         report.line(["sm80 code, eight layers", "All ops", "Enable group alone", "Ratio"]),
         report.line(["---"] + ["---:"] * 3),
     ]
+    times = [summary["runs"][f"timed-{which}"]["times"] for which in ("accelerate", "enable")]
     for key, label in names.items():
-        one = gain[key]
-        cells = [
-            f"{one['accelerate']:,.1f}",
-            f"{one['enable']:,.1f}",
-            f"{one['enable'] / one['accelerate']:.2f}x",
-        ]
-        lines.append(report.line([label, *cells]))
+        fast, slow = (one[key] for one in times)
+        ratio = f"{slow['median'] / fast['median']:.2f}x"
+        apart = "min" not in fast or fast["max"] < slow["min"] or slow["max"] < fast["min"]
+        lines.append(
+            report.line([label, _spread(fast), _spread(slow), ratio if apart else f"{ratio} (overlap)"])
+        )
     fast, slow = gain["kv_blocks"]
     lines.append(report.line(["KV cache blocks that vLLM reports", f"{fast:,}", f"{slow:,}", ""]))
     return "\n".join(lines)

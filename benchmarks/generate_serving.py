@@ -50,15 +50,9 @@ def claim(row: Row, metric: str) -> str:
     return "-"
 
 
-def content(result: dict[str, Any] | None) -> str:
-    """The table and what to know of it; without a result what others published, alone."""
+def content(result: dict[str, Any]) -> str:
+    """The table and what to know of it."""
     others = published()
-    if result is None:
-        lines = [
-            "Nothing has been measured yet. Published by others:", "",
-            *_claims(others), "", f"{others['card']}: {others['source']}",
-        ]  # fmt: skip
-        return "\n".join(lines)
     rows = result["rows"]
     head = [
         "Workload",
@@ -71,19 +65,20 @@ def content(result: dict[str, Any] | None) -> str:
     ]
     lines = [report.line(head), report.line(["---"] * 2 + ["---:"] * 3 + ["---", "---:"])]
     lines += [report.line(cells) for row in rows if row["provider"] == OVERLAY for cells in _cells(rows, row)]
-    return "\n".join(
-        [*lines, "", _noise(rows), "", _how(result), "", f"Published: {others['card']}: {others['source']}"]
-    )
+    source = f"Published: {others['card']}: {others['source']}"
+    if unseen := "; ".join(_unseen(rows, others)):
+        source += f" Also published, of no row here: {unseen}."
+    return "\n".join([*lines, "", _noise(rows), "", _how(result), "", source])
 
 
-def _claims(others: dict[str, Any]) -> list[str]:
-    lines = [report.line(["Workload", "Metric", "Before → after"]), report.line(["---", "---", "---:"])]
+def _unseen(rows: list[Row], others: dict[str, Any]) -> Iterator[str]:
+    """Published figures that stand beside no row."""
+    shown = {claim(row, metric) for row in rows for metric in _METRICS.get(row["workload"], ())}
     for one in others["rows"]:
-        text = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in one["case"].items())
-        lines.append(
-            report.line([f"{one['workload']}, {text}", f"`{one['metric']}`", claim(one, one["metric"])])
-        )
-    return lines
+        text = claim({"workload": one["workload"], "case": one["case"]}, one["metric"])
+        if text not in shown:
+            case = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in one["case"].items())
+            yield f"{one['workload']}, {case}, `{one['metric']}`: {text}"
 
 
 def _cells(rows: list[Row], row: Row) -> Iterator[list[str]]:
@@ -203,7 +198,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="for the chart; default: beside the summary")
     parser.add_argument("--file", type=Path, action="append", help="with the markers; default: both READMEs")
     options = parser.parse_args(argv)
-    result = results.read(options.summary) if options.summary.exists() else None
+    result = results.read(options.summary)
     stale = []
     for path in options.file or FILES:
         text = path.read_text(encoding="utf-8")
@@ -214,7 +209,7 @@ def main(argv: list[str] | None = None) -> int:
                 path.write_text(fresh, encoding="utf-8")
     for path in stale:
         print(f"{path}: {'not current' if options.check else 'rewritten'}")
-    if options.chart and result is not None:
+    if options.chart:
         for path in draw(result, options.folder or options.summary.parent):
             print(path)
     return 1 if stale and options.check else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from pathlib import Path
 
@@ -156,13 +157,9 @@ def test_the_documents_table(generator, measured):
     assert "six GA100 64 GB" in text and "Published by others" in text
 
 
-def test_without_a_result_the_published_figures_stand_alone(generator, tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{generator.BEGIN}\n{generator.END}\nafter\n")
-    words = ["--summary", str(tmp_path / "none.json"), "--file", str(page)]
-    assert generator.main([*words, "--check"]) == 1
-    assert generator.main(words) == 0 and generator.main([*words, "--check"]) == 0
-    assert "Nothing has been measured yet" in page.read_text() and page.read_text().endswith("after\n")
+def test_published_figures_of_no_row_are_named(generator, measured):
+    last = generator.content(measured).splitlines()[-1]
+    assert "input tokens 65,536, `ttft_s`: 13.2 → 10.7 (1.23x)" in last and "3,349.4" not in last
 
 
 def test_the_chart(generator, measured, tmp_path):
@@ -170,3 +167,14 @@ def test_the_chart(generator, measured, tmp_path):
     paths = generator.draw(measured, tmp_path)
     assert [path.suffix for path in paths] == [".png", ".svg"]
     assert paths[0].read_bytes().startswith(b"\x89PNG") and "16,384" in paths[1].read_text()
+
+
+def test_what_the_readme_says_of_the_second_run():
+    second = json.loads((ROOT / "benchmarks/results/serving/serving_second_run.json").read_text("utf-8"))
+    ratios = []
+    for mine in (row for row in second["rows"] if row["workload"] == "prefill"):
+        both = [row for row in second["rows"] if row["case"] == mine["case"] and row["workload"] == "prefill"]
+        rates = {row["provider"]: row["metrics"]["prefill_tokens_per_s"]["p50"] for row in both}
+        if mine["provider"] == "overlay":
+            ratios.append(f"{rates['overlay'] / rates['enable-only']:.2f}x")
+    assert f"has {' and '.join(ratios)} for the two prompts" in (ROOT / "README.md").read_text("utf-8")

@@ -1,9 +1,8 @@
 """What a child does with a running engine. Runs in the target's interpreter.
 
 A phase is a JSON object: `name`, `do` (a function below), and what that function reads. Common to all: `chunk` (tokens
-that one step may schedule, at most what the engine was started with), `preempts` (requests must be preempted: how often is
-counted), `plant` (a fault of the script's plugin), `after` (a file to wait for) and `lock` (a file that one process at a
-time may hold).
+that one step may schedule, at most what the engine was started with), `plant` (a fault of the script's plugin), `after`
+(a file to wait for) and `lock` (a file that one process at a time may hold).
 """
 
 from __future__ import annotations
@@ -111,13 +110,8 @@ def run(engine: Any, phase: dict[str, Any], request: dict[str, Any]) -> dict[str
     wait_for(phase.get("after"))
     engine.collective_rpc(reset_peak)
     began = time.perf_counter()
-    with (
-        _lock(phase.get("lock")),
-        _chunk(engine, phase.get("chunk")),
-        _planted(engine, phase.get("plant")),
-        _preemptions(engine, phase.get("preempts", False)) as preempted,
-    ):
-        result = DO[phase["do"]](engine, phase) | preempted
+    with _lock(phase.get("lock")), _chunk(engine, phase.get("chunk")), _planted(engine, phase.get("plant")):
+        result = DO[phase["do"]](engine, phase)
     result["took_s"] = round(time.perf_counter() - began, 3)
     result["peak_bytes"] = engine.collective_rpc(peak)
     return result
@@ -152,33 +146,15 @@ def _chunk(engine: Any, tokens: int | None) -> Iterator[None]:
     if not tokens:
         yield
         return
-    scheduler = _scheduler(engine)
-    before = scheduler.max_num_scheduled_tokens
-    scheduler.max_num_scheduled_tokens = min(tokens, before)
+    core = _core(engine)
+    if core is None:
+        raise RuntimeError("the scheduler is in another process: its chunk size cannot be changed")
+    before = core.scheduler.max_num_scheduled_tokens
+    core.scheduler.max_num_scheduled_tokens = min(tokens, before)
     try:
         yield
     finally:
-        scheduler.max_num_scheduled_tokens = before
-
-
-@contextlib.contextmanager
-def _preemptions(engine: Any, wanted: bool) -> Iterator[dict[str, int]]:
-    """Within the context the yielded `preemptions` counts requests whose cache was taken from them."""
-    if not wanted:
-        yield {}
-        return
-    scheduler = _scheduler(engine)
-    stock, counted = scheduler._preempt_request, {"preemptions": 0}
-
-    def preempt(*args: Any, **kwargs: Any) -> Any:
-        counted["preemptions"] += 1
-        return stock(*args, **kwargs)
-
-    scheduler._preempt_request = preempt
-    try:
-        yield counted
-    finally:
-        scheduler._preempt_request = stock
+        core.scheduler.max_num_scheduled_tokens = before
 
 
 @contextlib.contextmanager
@@ -195,13 +171,6 @@ def _planted(engine: Any, name: str | None) -> Iterator[None]:
 
 def _core(engine: Any) -> Any:
     return getattr(getattr(engine.llm_engine, "engine_core", None), "engine_core", None)
-
-
-def _scheduler(engine: Any) -> Any:
-    core = _core(engine)
-    if core is None:
-        raise RuntimeError("the scheduler is in another process: it cannot be reached")
-    return core.scheduler
 
 
 def _version(name: str) -> str | None:

@@ -26,12 +26,6 @@ CAPABILITIES = {"sm80": (8, 0), "sm86": (8, 6), "sm89": (8, 9)}
 EDGES = (7, 127, 128, 129, 130, 511, 512, 513, 1_023, 1_024, 1_026, 1_500, 3_000, 5_000)
 SHORT_EDGES = (7, 127, 130, 513, 1_500, 3_000, 5_000)
 FAR = 262_144
-# sixteen requests start together and grow to several times their prompts: about twice what the cache holds
-_TIGHT_KV_BYTES = 128 << 20
-_TIGHT = {
-    "name": "preempted", "do": "generate", "lengths": list(range(100, 420, 20)), "tokens": 600, "seed": 3,
-    "plain": True, "preempts": True,
-}  # fmt: skip
 
 # their stock kernels do not compile for SM8x, so nothing runs there without ours
 NEEDED = frozenset({"gather", "sparse_decode"})
@@ -112,11 +106,6 @@ CONFIGURATIONS: dict[str, Configuration] = {
     ),
     "plain": Configuration(
         "eager without Engram", model=ModelOptions(engram=False), phases=_phases(SHORT_EDGES)
-    ),
-    "tight": Configuration(
-        "eager, a KV cache so small that requests are preempted",
-        engine={"max_model_len": 2_048, "kv_cache_memory_bytes": _TIGHT_KV_BYTES},
-        phases=(_TIGHT,),
     ),
     "long": Configuration(
         f"a prompt of {FAR} tokens",

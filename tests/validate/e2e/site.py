@@ -58,7 +58,6 @@ class LLM:
         self.scheduler = types.SimpleNamespace(
             max_num_scheduled_tokens=settings["max_num_batched_tokens"],
             kv_cache_config=types.SimpleNamespace(num_blocks=12),
-            _preempt_request=lambda request, *more: request,
         )
         core = types.SimpleNamespace(
             scheduler=self.scheduler, vllm_config=types.SimpleNamespace(cache_config=cache)
@@ -85,8 +84,6 @@ class LLM:
 
     def generate(self, prompts, parameters, use_tqdm):
         assert not use_tqdm and self.scheduler.max_num_scheduled_tokens > 0
-        if len(prompts) > 1:
-            assert self.scheduler._preempt_request("one", 0.0) == "one"
         if FAULT == "phase" and parameters.max_tokens == 16:
             raise RuntimeError("a kernel failed")
         return [self.one(prompt["prompt_token_ids"], parameters) for prompt in prompts]

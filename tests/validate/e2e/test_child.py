@@ -95,16 +95,6 @@ def test_a_phase_that_fails_leaves_the_others(vllm, tmp_path):
     assert {"served", "prefix", "far", "times"} <= document["phases"].keys()
 
 
-def test_preemptions_are_counted_where_they_must_be(vllm, tmp_path):
-    first, second = {**SMALL.phases[0], "preempts": True}, {**SMALL.phases[2], "preempts": True}
-    document = child(vllm, tmp_path / "one", configuration=replace(SMALL, phases=(first, second)))
-    assert document["complete"], drive.why_failed(document)
-    # both passes of the phase; the stand-in preempts where a batch has several prompts
-    assert document["phases"]["prompts"]["preemptions"] == 2
-    assert document["phases"]["served"]["preemptions"] == 0
-    assert bad(document) == ["preempted"]
-
-
 def test_another_vllm_than_the_one_meant_is_refused(vllm, tmp_path, monkeypatch):
     run = plan.Run("run", SMALL, parent=tmp_path)
     environment = run.environment() | {"PYTHONPATH": str(vllm)}

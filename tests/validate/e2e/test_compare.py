@@ -113,7 +113,6 @@ def change(path, value):
         (("prompts", "rows", 1, "decoded"), [], ("decode", "prompts")),
         (("prompts", "rows", 0, "decoded", 0), math.nan, ("decode", "prompts")),
         (("prefix", "cached_tokens"), 0, ("prefix", "prefix")),
-        (("prompts", "preemptions"), 0, ("preempted", "prompts")),
         (("prefix", "rows", 0, "decoded", 7), -9.0, ("decode", "prefix")),
         (("far", "last_decoded"), {"5": -1.5, "9": -2.0}, ("far", "far")),
         (("far", "last_decoded"), {"6": -1.0, "8": -2.0}, ("far", "far")),

@@ -83,6 +83,16 @@ def test_a_pipeline_must_exchange_in_order(matrix):
     assert matrix.exchanges_in_order({"answer": None}) == ""
 
 
+def test_what_a_release_refuses_must_be_refused_with_its_words(matrix):
+    runs = matrix.Job(plan.Run("one", plan.CONFIGURATIONS["pp2"]))
+    refused = matrix.Job(runs.run, refused="routing requires")
+    assert matrix.ending(runs, "") == []
+    assert matrix.ending(runs, "engine: out of memory") == ["engine: out of memory"]
+    assert matrix.ending(refused, "engine: MoE routing requires input_ids.") == []
+    assert matrix.ending(refused, "") == ["vLLM was to refuse it with 'routing requires'"]
+    assert matrix.ending(refused, "engine: out of memory")[0] == "engine: out of memory"
+
+
 def test_a_fault_must_be_found_and_none_must_not(matrix):
     stock, wrong = document(), document()
     wrong["phases"] = {
