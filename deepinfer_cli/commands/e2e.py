@@ -16,6 +16,7 @@ from deepinfer_cli.output import Output
 from deepinfer_cli.overlay import payload
 from deepinfer_cli.render import Justify, table
 from deepinfer_cli.result import Result
+from deepinfer_cli.serve import partition
 from deepinfer_cli.validate import runner, verify
 from deepinfer_cli.validate.e2e import compare, drive, plan
 
@@ -80,9 +81,7 @@ def run(opts: E2eOptions, out: Output) -> Result:
     groups = plan.groups_of(overlay)
     names = tuple(plan.CONFIGURATIONS) if opts.full else plan.DEFAULT
     outcome = Outcome()
-    for name in names:
-        if (needed := plan.CONFIGURATIONS[name].gpus) > gpu.get("count", 1):
-            outcome.not_run.append((name, f"it takes {needed} GPUs"))
+    outcome.not_run += [(name, why) for name in names if (why := _why_not(name, gpu, opts.target))]
     names = tuple(name for name in names if name not in dict(outcome.not_run))
     base = plan.Run("", plan.CONFIGURATIONS[names[0]], parent_of(opts), memory_bytes=gpu["memory_bytes"])
     out.note(f"{gpu['name']}: {arch} code{'' if capability in SERVED else ', forced'}; {opts.python}")
@@ -97,6 +96,15 @@ def run(opts: E2eOptions, out: Output) -> Result:
         else:
             shutil.rmtree(folder, ignore_errors=True)
     return _finish(opts, out, arch, outcome)
+
+
+def _why_not(name: str, gpu: dict[str, Any], target: Target) -> str | None:
+    configuration = plan.CONFIGURATIONS[name]
+    if configuration.gpus > gpu.get("count", 1):
+        return f"it takes {configuration.gpus} GPUs"
+    if "pipeline_parallel_size" in configuration.engine:
+        return partition.no_stages(target.version or "")
+    return None
 
 
 def installed(target: Target) -> Path:

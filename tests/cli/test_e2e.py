@@ -68,6 +68,19 @@ def test_sm80_code_against_stock(options, sees, capsys):
     json.dumps(result.data)
 
 
+@pytest.mark.parametrize(("version", "runs"), [("0.32.0", False), ("0.33.0", True)])
+def test_a_pipeline_is_not_run_where_vllm_refuses_it(options, sees, capsys, monkeypatch, version, runs):
+    sees(torch="1", triton="1", gpu={**H200, "count": 2})
+    staged = replace(plan.CONFIGURATIONS["two"], engine={"pipeline_parallel_size": 2})
+    monkeypatch.setattr(plan, "CONFIGURATIONS", {"small": plan.CONFIGURATIONS["small"], "two": staged})
+    target = replace(options.target, version=version)
+    result, shown = run(replace(options, arch="sm80", full=True, target=target), capsys)
+    assert result.exit_code == 0, shown
+    assert ("two-overlay" in [one["name"] for one in result.data["runs"]]) is runs
+    assert [one["configuration"] for one in result.data["not_run"]] == ([] if runs else ["two"])
+    assert ("routing requires input_ids" in shown) is not runs
+
+
 def test_an_ampere_card_compares_with_the_enable_group(options, sees, capsys):
     sees(torch="1", triton="1", gpu=A100)
     result, shown = run(options, capsys)
