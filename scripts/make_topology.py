@@ -19,7 +19,7 @@ from deepinfer_cli import app
 from deepinfer_cli.planner.weights import PARTS
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "05_TOPOLOGY_1M_CONTEXT_ANALYSIS_SM80.md"
-CARDS = (24, 48, 64, 80)
+CARDS = (24, 40, 48, 64, 80)
 # the cards whose commands are shown; the others' differ in --gpu-memory alone
 SHOWN = 64
 
@@ -42,12 +42,14 @@ class Row:
 ROWS = (
     Row("TP8", 8, "tp8", "--no-expert-parallel"),
     Row("TP8, whole experts", 8, "tp8", "--expert-parallel"),
+    Row("TP8 x PP2 (20,20)", 16, "tp8pp2", "--no-expert-parallel"),
+    Row("TP8 x PP2 (20,20), whole experts", 16, "tp8pp2", "--expert-parallel"),
     Row("TP4 x PP2 (20,20)", 8, "tp4pp2", "--no-expert-parallel"),
     Row("TP4 x PP2 (20,20), whole experts", 8, "tp4pp2", "--expert-parallel"),
     Row("TP4 x PP2 (14,26)", 8, "tp4pp2", "--partition 14,26 --no-expert-parallel"),
     Row("TP2 x PP3 (14,6,20)", 6, "tp2pp3", "--partition 14,6,20"),
     Row("TP2 x PP3 (14,14,12)", 6, "tp2pp3", "--partition 14,14,12"),
-    Row("PP6 (1,1,6,6,6,20)", 6, "pp6", "--partition 1,1,6,6,6,20"),
+    Row("PP4 (8,6,6,20)", 4, "pp4", "--partition 8,6,6,20"),
     Row("PP6 (6,7,7,7,7,6)", 6, "pp6", "--partition 6,7,7,7,7,6"),
     Row("TP2 + TP4 (14,26)", 6, "tp2+tp4", "--partition 14,26 --no-expert-parallel"),
     Row("TP2 + TP4 (14,26), whole experts", 6, "tp2+tp4", "--partition 14,26 --expert-parallel"),

@@ -25,6 +25,16 @@ def matrix(monkeypatch):
 
 
 @pytest.fixture
+def jobs(matrix):
+    return importlib.import_module("scripts.gpu_e2e_jobs")
+
+
+@pytest.fixture
+def summary(matrix):
+    return importlib.import_module("scripts.gpu_e2e_summary")
+
+
+@pytest.fixture
 def faults(monkeypatch):
     monkeypatch.syspath_prepend(str(SCRIPTS))
     return importlib.import_module("gpu_e2e_faults")
@@ -45,12 +55,12 @@ def options(matrix, monkeypatch, tmp_path):
     return matrix._options()
 
 
-def test_every_run_is_held_against_one_that_is_there(matrix, options):
-    jobs = matrix._jobs(options, {"combine": "accelerate", "gather": "accelerate", "engram": "enable"})
-    names = [job.run.name for job in jobs]
+def test_every_run_is_held_against_one_that_is_there(jobs, tmp_path):
+    made = jobs.make_jobs(tmp_path, {"combine": "accelerate", "gather": "accelerate", "engram": "enable"})
+    names = [job.run.name for job in made]
     assert len(set(names)) == len(names)
-    by_name = {job.run.name: job for job in jobs}
-    for job in jobs:
+    by_name = {job.run.name: job for job in made}
+    for job in made:
         if job.against is not None:
             other = by_name[job.against]
             mine = {p["name"]: p for p in job.run.configuration.phases}
@@ -64,48 +74,48 @@ def test_every_run_is_held_against_one_that_is_there(matrix, options):
                 ]
         assert job.overlay == (job.run.arch is not None or not job.run.off_switch)
     assert by_name["timed-enable"].run.off == ("combine",)
-    assert {job.version for job in jobs} == {"0.33.0", "0.32.0", "0.31.0", "0.30.0"}
-    waiting = [job for job in jobs if job.alone]
+    assert {job.version for job in made} == {"0.33.0", "0.32.0", "0.31.0", "0.30.0"}
+    waiting = [job for job in made if job.alone]
     assert len(waiting) == 2 and all(
         "after" in phase for job in waiting for phase in job.run.configuration.phases
     )
     assert all(job.run.kv_bytes is None for job in waiting)
 
 
-def test_each_fault_of_the_matrix_can_be_planted(matrix, faults):
-    assert set(matrix.FAULT_NAMES) == set(faults.FAULTS)
+def test_each_fault_of_the_matrix_can_be_planted(jobs, faults):
+    assert set(jobs.FAULT_NAMES) == set(faults.FAULTS)
 
 
-def test_a_pipeline_must_exchange_in_order(matrix):
+def test_a_pipeline_must_exchange_in_order(jobs):
     workers = [{"one_stream": True}, {"one_stream": False}]
-    assert "stage 1" in matrix.exchanges_in_order({"answer": {"workers": workers}})
-    assert matrix.exchanges_in_order({"answer": {"workers": workers[:1]}}) == ""
-    assert matrix.exchanges_in_order({"answer": None}) == ""
+    assert "stage 1" in jobs.exchanges_in_order({"answer": {"workers": workers}})
+    assert jobs.exchanges_in_order({"answer": {"workers": workers[:1]}}) == ""
+    assert jobs.exchanges_in_order({"answer": None}) == ""
 
 
-def test_what_a_release_refuses_must_be_refused_with_its_words(matrix):
-    runs = matrix.Job(plan.Run("one", plan.CONFIGURATIONS["pp2"]))
-    refused = matrix.Job(runs.run, refused="routing requires")
-    assert matrix.ending(runs, "") == []
-    assert matrix.ending(runs, "engine: out of memory") == ["engine: out of memory"]
-    assert matrix.ending(refused, "engine: MoE routing requires input_ids.") == []
-    assert matrix.ending(refused, "") == ["vLLM was to refuse it with 'routing requires'"]
-    assert matrix.ending(refused, "engine: out of memory")[0] == "engine: out of memory"
+def test_what_a_release_refuses_must_be_refused_with_its_words(jobs):
+    runs = jobs.Job(plan.Run("one", plan.CONFIGURATIONS["pp2"]))
+    refused = jobs.Job(runs.run, refused="routing requires")
+    assert jobs.ending(runs, "") == []
+    assert jobs.ending(runs, "engine: out of memory") == ["engine: out of memory"]
+    assert jobs.ending(refused, "engine: MoE routing requires input_ids.") == []
+    assert jobs.ending(refused, "") == ["vLLM was to refuse it with 'routing requires'"]
+    assert jobs.ending(refused, "engine: out of memory")[0] == "engine: out of memory"
 
 
-def test_a_fault_must_be_found_and_none_must_not(matrix):
+def test_a_fault_must_be_found_and_none_must_not(summary):
     stock, wrong = document(), document()
     wrong["phases"] = {
         "prompts": {"rows": rows()},
         "sink dropped": {"rows": [{**row, "nll": [v + 0.1 for v in row["nll"]]} for row in rows()]},
         "not planted at all": {"rows": rows()},
     }
-    found = matrix._faults(wrong, stock)
+    found = summary.planted(wrong, stock)
     assert {name: one["found"] for name, one in found.items()} == {
         "prompts": True, "sink dropped": True, "not planted at all": False,
     }  # fmt: skip
     wrong["phases"] = {"prompts": {"rows": []}}
-    assert not matrix._faults(wrong, stock)["prompts"]["found"]
+    assert not summary.planted(wrong, stock)["prompts"]["found"]
 
 
 def worker(**more):
@@ -113,26 +123,25 @@ def worker(**more):
     return {"answer": {"workers": [{"report": report, "held": [], "payload_modules": [], **more}]}}
 
 
-def test_a_process_that_must_not_use_the_overlay(matrix):
+def test_a_process_that_must_not_use_the_overlay(jobs):
     assert (
-        matrix.nothing_bound(worker(payload_modules=["vllm.deepinfer_sm80", "vllm.deepinfer_sm80.gate"]))
-        == ""
+        jobs.nothing_bound(worker(payload_modules=["vllm.deepinfer_sm80", "vllm.deepinfer_sm80.gate"])) == ""
     )
-    assert "bound" in matrix.nothing_bound(worker(report={"bound": [{"op": "gather"}]}))
-    assert "bound" in matrix.nothing_bound(worker(held=["vllm.x.gather"]))
-    assert "imported" in matrix.nothing_bound(worker(payload_modules=["vllm.deepinfer_sm80.ops.gather"]))
-    assert "not in this vLLM" in matrix.nothing_bound({"answer": {"workers": [{"report": None}]}})
+    assert "bound" in jobs.nothing_bound(worker(report={"bound": [{"op": "gather"}]}))
+    assert "bound" in jobs.nothing_bound(worker(held=["vllm.x.gather"]))
+    assert "imported" in jobs.nothing_bound(worker(payload_modules=["vllm.deepinfer_sm80.ops.gather"]))
+    assert "not in this vLLM" in jobs.nothing_bound({"answer": {"workers": [{"report": None}]}})
 
 
-def test_fewer_kv_blocks_fail(matrix):
+def test_fewer_kv_blocks_fail(summary):
     def timed(blocks, milliseconds):
         phases = {"times": {"prefill_ms": {"median": milliseconds}}}
         return {"answer": {"kv_blocks": blocks}, "kv_tokens": 1, "phases": phases}
 
-    good = matrix._gain({"timed-accelerate": timed(10, 2.0), "timed-enable": timed(10, 3.0)})
+    good = summary.gain({"timed-accelerate": timed(10, 2.0), "timed-enable": timed(10, 3.0)})
     assert good["ok"] and good["prefill_ms"]["ratio"] == 1.5
-    assert not matrix._gain({"timed-accelerate": timed(9, 2.0), "timed-enable": timed(10, 3.0)})["ok"]
-    assert matrix._gain({}) == {}
+    assert not summary.gain({"timed-accelerate": timed(9, 2.0), "timed-enable": timed(10, 3.0)})["ok"]
+    assert summary.gain({}) == {}
 
 
 def test_a_small_matrix_runs_to_its_end(matrix, options, tmp_path):
@@ -146,7 +155,7 @@ def test_a_small_matrix_runs_to_its_end(matrix, options, tmp_path):
     options.timeout = 60.0
     run = matrix.Matrix(options, {("0.33.0", False): place}, [first, one])
     run.run()
-    assert run.summary()["ok"], run.summary()
+    assert run.write_summary()["ok"]
     assert {path.name for path in options.output.iterdir()} == {"summary.json", "runs.tar.gz"}
 
 
