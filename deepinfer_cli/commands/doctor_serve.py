@@ -36,17 +36,13 @@ class Asked:
 def partition_rows(given: str | None, found: list[settings.Finding]) -> Iterator[Row]:
     """That a partition is well, where nothing else was found about it."""
     if given is not None and not any(partition.VARIABLE in one.name for one in found):
-        verdict = partition.check(partition.parse(given))
-        if partition.shown(len(verdict.partition)):
-            yield Row("partition", "ok", verdict.reason)
-        else:
-            yield Row("partition", "note", f"{verdict.reason}; {partition.NOT_SHOWN}", "one stage")
+        yield Row("partition", "ok", partition.check(partition.parse(given)).reason)
 
 
 def advice_rows(target: Target | None, gpus: GpuReport, asked: Asked, keep: list[Advice]) -> Iterator[Row]:
     """The layout to serve with, or why there is none; the advice itself is put into `keep`.
 
-    A layout that is asked for and that serves is the one that is advised, if it is shown to work.
+    A layout that is asked for and that serves is the one that is advised, if this vLLM runs it.
     """
     cards = usable(gpus)
     if not cards:
@@ -107,16 +103,12 @@ def _asked_layout(
     layout, one = found.estimate.layout, found.estimate
     room = f"the rest holds {one.tokens:,} tokens" if one.tokens else "it does not fit"
     few = f"; it takes {layout.gpus} GPUs, {cards} are visible" if layout.gpus > cards else ""
-    fits = found.serves and layout.gpus <= cards
-    shown = "" if found.shown else f"; {partition.NOT_SHOWN}"
-    yield Row(f"layout {layout.name}", "ok" if fits and found.shown and found.held else "note",
-              f"{one.arithmetic}, at a context of {found.load.context:,}; {room}{few}{shown}",
-              "" if found.shown else "one stage")  # fmt: skip
-    return (
-        found
-        if fits and found.shown and found.held and not partition.skipped_engram(sizes, load.release)
-        else None
-    )
+    why = partition.no_stages(load.release) if layout.pp > 1 else None
+    well = found.serves and layout.gpus <= cards and found.held and not why
+    yield Row(f"layout {layout.name}", "ok" if well else "note",
+              f"{one.arithmetic}, at a context of {found.load.context:,}; {room}{few}{f'; {why}' if why else ''}",
+              "one stage, or vLLM 0.33" if why else "")  # fmt: skip
+    return found if well else None
 
 
 def _host_gib() -> float | None:

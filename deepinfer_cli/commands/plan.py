@@ -54,14 +54,14 @@ def run(opts: PlanOptions, out: Output) -> Result:
         one = chosen.best or recommend.closest(chosen.found)
         refused = _refused(machine.gpus, load)
     found, best = chosen.found, chosen.best
-    found.sort(key=lambda option: (not option.serves, not option.shown, recommend.rank(option)))
+    found.sort(key=lambda option: (not option.serves, recommend.rank(option)))
     checked = _check(opts, target, one, out)
     data = _data(machine, load, found, one, best, refused, checked)
     plan_table.show(out, data, explained=tps is not None)
     if opts.chart is not None:
         outfile.write(opts.chart, chart.draw(data, opts.chart.suffix))
         out.note(f"drawn to {opts.chart}")
-    return _result(data, machine, load, contexts, one, best, None if tps else recommend.unshown(found))
+    return _result(data, machine, load, contexts, one, best)
 
 
 def _refused(gpus: int, load: Load) -> list[tuple[str, str]]:
@@ -71,35 +71,32 @@ def _refused(gpus: int, load: Load) -> list[tuple[str, str]]:
     if odd:
         name = ", ".join(f"TP{tp}" for tp in odd)
         found += [(name, next(reasons.refused(Layout(odd[0]), load.release)).partition(": ")[2])]
-    equal = [
-        n
-        for n in range(2, min(gpus, partition.MAX_STAGES) + 1)
-        if not partition.check(partition.even(n)).legal
-    ]
-    cuts = ", ".join(map(str, partition.CUTS))
-    if equal:
-        name = (
-            f"PP{equal[0]}" + (f" to PP{equal[-1]}" if len(equal) > 1 else "") + " in vLLM's own equal stages"
-        )
-        found.append((name, f"stages can begin at layers {cuts} only: elsewhere their layers share a KV cache with those before, "
-                            f"and vLLM 0.30 to 0.33 raises NotImplementedError; {partition.VARIABLE} names better ones"))  # fmt: skip
-    if gpus > partition.MAX_STAGES:
-        found.append((f"PP{partition.MAX_STAGES + 1} and more", f"stages can begin at layers {cuts} only"))
+    found += _refused_stages(gpus, load.release)
     for known in (Layout(2, (14, 14, 12)), Layout(2, (14, 26), uneven=(2, 4))):
         if known.gpus == gpus:
             found.append((known.name, "; ".join(reasons.refused(known, load.release))))
-    if gpus > 1:
-        skipped = partition.skipped_engram((14, 6, 20), load.release)
-        if skipped:
-            found += [("PP with a first stage of 14 or fewer layers", why)
-                      for why in reasons.refused(Layout(1, (14, 6, 20)), load.release)]  # fmt: skip
-        if load.speculative:
-            found.append(
-                (
-                    "DSpark with PP",
-                    "vLLM 0.30 to 0.33 raises: the model does not hand the drafter's inputs on",
-                )
-            )
+    if gpus > 1 and load.speculative and not partition.no_stages(load.release):
+        found.append(
+            ("DSpark with PP", "vLLM 0.30 to 0.33 raises: the model does not hand the drafter's inputs on")
+        )
+    return found
+
+
+def _refused_stages(gpus: int, release: str) -> list[tuple[str, str]]:
+    """Numbers of stages that `release` refuses, and why."""
+    if gpus > 1 and (why := partition.no_stages(release)):
+        return [("PP2 and more", why)]
+    found = []
+    most, cuts = partition.MAX_STAGES, ", ".join(map(str, partition.CUTS))
+    equal = [n for n in range(2, min(gpus, most) + 1) if not partition.check(partition.even(n)).legal]
+    if equal:
+        name = f"PP{equal[0]}" + (f" to PP{equal[-1]}" if len(equal) > 1 else "")
+        found.append((f"{name} in vLLM's own equal stages",
+                      f"stages can begin at layers {cuts} only: elsewhere their layers share a KV cache with those before, "
+                      f"and vLLM 0.30 to 0.33 raises NotImplementedError; {partition.VARIABLE} names better ones"))  # fmt: skip
+    if gpus > most:
+        why = partition.check((partition.KV_SOURCES[0], partition.LAYERS - partition.KV_SOURCES[0])).reason
+        found.append((f"PP{most + 1} and more", f"stages can begin at layers {cuts} only; {why}"))
     return found
 
 
@@ -148,8 +145,6 @@ def _data(
 
 def _notes(load: Load, one: Option, machine: Machine) -> list[str]:
     found = []
-    if not one.shown:
-        found.append(f"not recommended: {partition.NOT_SHOWN}")
     if one.load.speculative < load.speculative:
         found.append(
             f"the {load.speculative} tokens of DSpark are left out: vLLM 0.30 to 0.33 refuses it with pipeline stages for this model"
@@ -180,7 +175,6 @@ def _result(
     contexts: Sequence[int],
     one: Option,
     best: Option | None,
-    waiting: Option | None,
 ) -> Result:
     if best is not None and best.held:
         return Result("plan", data)
@@ -199,12 +193,6 @@ def _result(
     if one.few and short.concurrency >= load.concurrency:
         reason = f"{one.estimate.layout.name} has the logits of {one.load.sequences} sequences; {load.concurrency:g} are asked for"
     hint = "the nearest: " + "; or ".join(nearest) if nearest else "more GPUs, or larger ones"
-    if waiting is not None:
-        said = f"only layouts of several pipeline stages hold this on {what}, and {partition.NOT_SHOWN}; {reason}"
-        more = f"; --layout tp{waiting.estimate.layout.tp}pp{waiting.estimate.layout.pp} explains the stages"
-        return Result(
-            "plan", data, ExitCode.UNSUPPORTED, (ErrorItem("stages-not-shown", said, f"{hint}{more}"),)
-        )
     item = ErrorItem("model-does-not-fit", f"{what} cannot serve it: {reason}", hint)
     return Result("plan", data, ExitCode.UNSUPPORTED, (item,))
 

@@ -11,9 +11,8 @@ from deepinfer_cli.serve import reasons
 from deepinfer_cli.serve.recommend import Option
 
 RIGHT: Justify = "right"
-SERVES, NOT_SHOWN, SMALL, NO_FIT, NO_HOST, FEW = (
+SERVES, SMALL, NO_FIT, NO_HOST, FEW = (
     "serves",
-    "fits, stages not shown to work",
     "pool too small",
     "does not fit",
     "host memory too small",
@@ -62,11 +61,11 @@ def option_data(option: Option) -> dict[str, Any]:
 
 
 def status(option: Option) -> str:
-    """`SERVES`; `NOT_SHOWN`; `NO_HOST`; `FEW`; `SMALL`; `NO_FIT`."""
+    """`SERVES`; `NO_HOST`; `FEW`; `SMALL`; `NO_FIT`."""
     if option.serves and not option.held:
         return NO_HOST
     if option.serves:
-        return SERVES if option.shown else NOT_SHOWN
+        return SERVES
     if option.few and option.estimate.serves(option.load.concurrency):
         return FEW
     return SMALL if option.estimate.fits else NO_FIT

@@ -10,7 +10,7 @@ from deepinfer_cli.planner import weights
 from deepinfer_cli.serve import memory, partition, reasons
 from deepinfer_cli.serve.command import serve_line
 from deepinfer_cli.serve.memory import Estimate, Load
-from deepinfer_cli.serve.recommend import CONTEXTS, Option, choose, closest, lengths, options, pick, unshown
+from deepinfer_cli.serve.recommend import CONTEXTS, Option, choose, closest, lengths, options, pick
 
 # of one GPU, GB as they are sold
 _SIZES = (24, 32, 40, 48, 64, 80, 96, 141)
@@ -87,24 +87,29 @@ def _none(found: Sequence[Option], gpus: int, gib: float, load: Load, contexts: 
             f"the rest holds {pool.tokens:,} tokens, {pool.concurrency:.2f} requests of {pool.context:,}; "
             f"{load.concurrency:g} are asked for"
         )
-    if (waiting := unshown(found)) is not None:
-        said.append(f"{waiting.estimate.layout.name} would hold it, but {partition.NOT_SHOWN}")
     return Advice(None, load_near, None, tuple(said), tuple(what_would(gpus, gib, load, contexts)))
 
 
 def what_would(gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> Iterator[str]:
-    """What asks for less, the fewest GPUs of this size, and the smallest size of this many."""
+    """A vLLM that runs stages, what asks for less, the fewest GPUs of this size, and the smallest size of this many."""
     asked, *less, tight = _changes(load, contexts)
-    yield from _first([("these GPUs", gpus, gib)], (*less, tight))
+    if partition.no_stages(load.release):
+        newer = replace(load, release=Load().release)
+        yield from _first(
+            [(f"these GPUs with vLLM {newer.release}", gpus, gib)], (("", newer, tuple(contexts)),)
+        )
+    here = list(_first([("these GPUs", gpus, gib)], less))
+    yield from here or _first([("these GPUs", gpus, gib)], (tight,))
     enough = math.ceil(_least(load) / (gib * load.utilization))
-    known = _counts()
+    known = _counts(load.release)
     most = min(gpus, known[-1])
     counts = [count for count in known if count > gpus and count >= enough]
     larger = [size for size in _SIZES if size > _LARGER * gib]
     sizes = [size for size in larger if most * size * load.utilization >= _least(load)]
-    changes = (asked, *less[-1:])
-    found = list(_first([(f"{count} GPUs of this size", count, gib) for count in counts], changes))
-    found += _first([(f"{most} GPUs of {size} GB", most, size) for size in sizes], changes)
+    # more of them that serve no more are no news
+    changes = (asked,) if here else (asked, *less[-1:])
+    yield from _first([(f"{count} GPUs of this size", count, gib) for count in counts], changes)
+    found = list(_first([(f"{most} GPUs of {size} GB", most, size) for size in sizes], changes))
     if not found:
         machines = sorted((count * size, count, size) for size in larger for count in known if count >= most)
         found += _first(
@@ -113,9 +118,9 @@ def what_would(gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> It
     yield from found
 
 
-def _counts() -> list[int]:
-    """Numbers of GPUs that some layout which may be recommended takes all of."""
-    stages = [pp for pp in range(1, partition.MAX_STAGES + 1) if partition.shown(pp)]
+def _counts(release: str) -> list[int]:
+    """Numbers of GPUs that some layout of `release` takes all of."""
+    stages = range(1, partition.most_stages(release) + 1)
     return sorted({tp * pp for tp in memory.TENSOR_PARALLEL for pp in stages})
 
 

@@ -123,7 +123,7 @@ def explain(
             if stages > partition.LAYERS
             else f"{stages} stages of different TP need --partition",
             code="layout-impossible",
-            hint=f"--layout pp{partition.MAX_STAGES}, or --partition with layers for each stage",
+            hint=f"--layout pp{partition.most_stages(load.release)}, or --partition with layers for each stage",
         )
     kinds = (expert_parallel or False,) if expert_parallel is not None or max(tps) == 1 else (False, True)
     best = None
@@ -140,5 +140,6 @@ def explain(
 
 
 def _near(near: tuple[int, ...] | None, stages: int) -> str:
-    found = near or next(iter(partition.legal(stages)), (partition.LAYERS,))
-    return f"the nearest legal one is --partition {partition.text(found)}"
+    found = near or partition.legal(min(stages, partition.MAX_STAGES))[0]
+    fewer = f", in {len(found)} stages" if len(found) < stages else ""
+    return f"the nearest legal one is --partition {partition.text(found)}{fewer}"

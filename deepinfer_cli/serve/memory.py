@@ -57,7 +57,7 @@ class Layout:
 
     @property
     def stock(self) -> bool:
-        """Stock vLLM 0.30 to 0.33 builds it."""
+        """vLLM 0.30 to 0.33 has such stages (`partition.check`)."""
         return not self.uneven and check(self.partition).legal
 
     @property

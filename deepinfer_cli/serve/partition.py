@@ -13,24 +13,18 @@ from deepinfer_cli.planner.shape import FLASH
 LAYERS = FLASH.layers
 # layers that own a compressed cache; those after one read it until the next (`kv_source_layer_ids`)
 KV_SOURCES = FLASH.kv_sources
-# a stage may start here: a layer whose cache no later layer looks for on an earlier stage. Layers 0 and 1 have none
-CUTS = FLASH.cuts
+# a stage may start here: no later layer looks for a cache on an earlier stage, and the stage before has a KV source
+CUTS = tuple(cut for cut in FLASH.cuts if cut > KV_SOURCES[0])
 MAX_STAGES = len(CUTS) + 1
-ENGRAM_LAYERS = FLASH.engram.layers
 VARIABLE = "VLLM_PP_LAYER_PARTITION"
 _PUBLISHED = (14, 14, 12)
-# layouts of several pipeline stages are recommended. True needs a run on GPUs, of the overlay as it is, in which a pipeline
-# answers as one stage does: prompts and decodes in one step, replay, and preemption (docs/03_VALIDATION.md)
-STAGES_SHOWN = False
-NOT_SHOWN = (
-    "pipeline stages are not shown to work with the overlay: on two H200, 0.33.0 started them and failed at the first step of "
-    "prompts and decodes together; mended since, not run again (docs/03_VALIDATION.md)"
-)
+# 0.33 is the first to hand token ids to the stages after the first
+_TOKEN_IDS_SINCE = 33
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether stock vLLM 0.30 to 0.33 builds the model in these stages.
+    """Whether vLLM 0.30 to 0.33 builds the model in these stages, and does not refuse their caches at the start.
 
     Attributes:
         partition: layers of each stage.
@@ -63,9 +57,19 @@ def text(partition: Sequence[int]) -> str:
     return ",".join(map(str, partition))
 
 
-def shown(stages: int) -> bool:
-    """That many stages are shown to work, and so may be recommended."""
-    return STAGES_SHOWN or stages == 1
+def no_stages(release: str) -> str | None:
+    """Why `release` runs no pipeline of this model, whatever its partition; None where it does."""
+    if minor(release) >= _TOKEN_IDS_SINCE:
+        return None
+    return (
+        f"vLLM {release} runs no pipeline of this model: before 0.33 stages after the first are given no token ids, and the "
+        'first step ends with "ValueError: DeepSeek V4 vision MoE routing requires input_ids." (models/deepseek_v4/nvidia/model.py)'
+    )
+
+
+def most_stages(release: str) -> int:
+    """The most stages that `release` runs."""
+    return 1 if no_stages(release) else MAX_STAGES
 
 
 def cuts(partition: Sequence[int]) -> tuple[int, ...]:
@@ -87,7 +91,7 @@ def even(stages: int) -> tuple[int, ...]:
 
 @lru_cache
 def legal(stages: int) -> tuple[tuple[int, ...], ...]:
-    """Every partition into `stages` that stock vLLM builds, the most even first."""
+    """Every partition into `stages` that vLLM builds and starts, the most even first."""
     found = []
     for chosen in combinations(CUTS, stages - 1):
         ends = (*chosen, LAYERS)
@@ -96,7 +100,7 @@ def legal(stages: int) -> tuple[tuple[int, ...], ...]:
 
 
 def check(partition: Sequence[int], stages: int | None = None) -> Verdict:
-    """What stock vLLM 0.30 to 0.33 says to `partition` for `stages` (default: as many as it has)."""
+    """What vLLM 0.30 to 0.33 says to `partition` for `stages` (default: as many as it has)."""
     given = tuple(partition)
     count = len(given) if stages is None else stages
     if len(given) != count:
@@ -105,36 +109,47 @@ def check(partition: Sequence[int], stages: int | None = None) -> Verdict:
         return _refused(given, "a stage has no layer", count)
     if sum(given) != LAYERS:
         return _refused(given, f"its layers add up to {sum(given)}, the model has {LAYERS}", count)
-    inside = [cut for cut in cuts(given) if cut not in CUTS]
-    if not inside:
+    wrong = [cut for cut in cuts(given) if cut not in CUTS]
+    if not wrong:
         return Verdict(given, True, f"{text(given)} cuts where no layer needs an earlier stage's cache")
-    reason = "; ".join(
-        f"the cut before layer {cut} is inside the group of layer {_source(cut)}" for cut in inside
-    )
     named = " (the published layout of six GPUs, TP2 x PP3)" if given == _PUBLISHED else ""
-    return _refused(
-        given,
-        f"{text(given)}{named}: {reason}, whose KV cache its layers share, and vLLM 0.30 to 0.33 raises "
-        f"NotImplementedError there; it needs a vLLM that relays or replicates the caches of layer "
-        f"{' and '.join(map(str, relayed(given)))}",
-        count,
+    reasons = "; and ".join(why for why in (_inside(given), _bare(given)) if why)
+    return _refused(given, f"{text(given)}{named}: {reasons}", count)
+
+
+def _inside(partition: Sequence[int]) -> str | None:
+    """What is said of cuts between a KV source and a layer that reads its cache."""
+    found = _shared(partition)
+    if not found:
+        return None
+    where = "; ".join(
+        f"the cut before layer {cut} is inside the group of layer {_source(cut)}" for cut in found
+    )
+    return (
+        f"{where}, whose KV cache its layers share, and vLLM 0.30 to 0.33 raises NotImplementedError there; it needs a vLLM "
+        f"that relays or replicates the caches of layer {' and '.join(map(str, relayed(partition)))}"
     )
 
 
-def skipped_engram(partition: Sequence[int], release: str) -> tuple[int, ...]:
-    """The Engram layers that `release` passes over without a word: those after the first stage, before 0.33.
-
-    Engram hashes the token ids, and until 0.32 the runner hands stages after the first none (`model_inputs["input_ids"]`).
-    """
-    if minor(release) >= 33:
-        return ()
-    return tuple(layer for layer in ENGRAM_LAYERS if layer >= partition[0])
+def _bare(partition: Sequence[int]) -> str | None:
+    """What is said of a first stage that ends before the first KV source: it has sliding windows alone."""
+    first = next(iter(cuts(partition)), LAYERS)
+    if first > KV_SOURCES[0]:
+        return None
+    return (
+        f"the cut before layer {first} makes a first stage without a KV source: vLLM 0.30 to 0.33 asserts "
+        "at the start that all stages know the same KV cache layouts (v1/attention/backends/utils.py, resolve_kv_cache_layout)"
+    )
 
 
 def relayed(partition: Sequence[int]) -> tuple[int, ...]:
     """The KV sources whose caches a stage after theirs reads: stock does not relay them, nor hold them twice."""
-    found = {_source(cut) for cut in cuts(partition) if cut > KV_SOURCES[0] and cut not in CUTS}
-    return tuple(sorted(found))
+    return tuple(sorted({_source(cut) for cut in _shared(partition)}))
+
+
+def _shared(partition: Sequence[int]) -> list[int]:
+    """The cuts after which a layer reads a cache of an earlier stage."""
+    return [cut for cut in cuts(partition) if cut > KV_SOURCES[0] and cut not in CUTS]
 
 
 def _refused(given: tuple[int, ...], reason: str, stages: int) -> Verdict:

@@ -23,7 +23,7 @@ def why(found: Estimate, load: Load, gpus: int) -> Iterator[str]:
     yield from _mended(layout, load)
     if layout.gpus < gpus:
         begin = f"stages begin at layers {', '.join(map(str, partition.CUTS))} only"
-        rest = begin if partition.STAGES_SHOWN else "several stages are not shown to work"
+        rest = f"vLLM {load.release} runs no pipeline" if partition.no_stages(load.release) else begin
         yield f"{gpus - layout.gpus} of {gpus} GPUs are left over: 64 heads are split by 1, 2, 4 or 8, and {rest}"
     yield from _sequences(found, load)
     if not load.engram_on_gpu:
@@ -39,10 +39,12 @@ def short(layout: Layout, load: Load) -> str:
         found.append(f"single-stream decode crosses {layout.pp} stages{one}")
         if load.speculative == 0:
             found.append("no DSpark")
-    if layout.stock and kv.missing(load.model, layout.partition, load.traffic):
-        found.append("stages need the overlay's `pipeline`")
     if not layout.stock:
         found.append("no vLLM of 0.30 to 0.33")
+    elif layout.pp > 1 and partition.no_stages(load.release):
+        found.append(f"not with vLLM {load.release}")
+    elif kv.missing(load.model, layout.partition, load.traffic):
+        found.append("stages need the overlay's `pipeline`")
     return "; ".join(found)
 
 
@@ -85,6 +87,11 @@ def _stages(layout: Layout, load: Load) -> Iterator[str]:
     )
     with_it = f"planned with DSpark, {load.speculative} tokens a step" if load.speculative else "no DSpark"
     yield f"{hops}{single}; {with_it}: vLLM 0.30 to 0.33 refuses it for this model with pipeline stages"
+    if layout.stock:
+        yield (
+            "what was shown of pipelines: two stages of one GPU each, a small model, vLLM 0.33 with the overlay, on two H200; not "
+            "more stages, not TP in them, not on Ampere (docs/03_VALIDATION.md)"
+        )
 
 
 def _mended(layout: Layout, load: Load) -> Iterator[str]:
@@ -119,12 +126,15 @@ def refused(layout: Layout, release: str) -> Iterator[str]:
         )
     verdict = partition.check(layout.partition)
     if not verdict.legal:
-        yield verdict.reason
-    elif skipped := partition.skipped_engram(layout.partition, release):
-        yield (
-            f"vLLM {release} passes over Engram in layer {', '.join(map(str, skipped))}, without a word: before 0.33 stages "
-            "after the first are given no token ids"
+        near = verdict.nearest
+        instead = (
+            f"the nearest is {partition.text(near)}"
+            if near
+            else f"at most {partition.MAX_STAGES} stages start"
         )
+        yield f"{verdict.reason}; {instead}"
+    elif layout.pp > 1 and (why := partition.no_stages(release)):
+        yield why
 
 
 def huge_pages(found: Estimate, load: Load, host: float | None) -> bool:

@@ -36,11 +36,6 @@ class Option:
         """Fewer sequences may decode at once than are asked for."""
         return self.load.sequences < self.load.concurrency
 
-    @property
-    def shown(self) -> bool:
-        """Its stages are shown to work, and so it may be recommended."""
-        return partition.shown(self.estimate.layout.pp)
-
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -107,12 +102,11 @@ def layouts(gpus: int, release: str, expert_parallel: bool | None = None) -> Ite
         kinds: tuple[bool, ...] = (False,) if expert_parallel is None or tp == 1 else (expert_parallel,)
         if expert_parallel is None and memory.expert_padding(Layout(tp)) > 1:
             kinds = (False, True)
-        for stages in range(1, partition.MAX_STAGES + 1):
+        for stages in range(1, partition.most_stages(release) + 1):
             if tp * stages > gpus:
                 break
             for sizes in partition.legal(stages):
-                if not partition.skipped_engram(sizes, release):
-                    yield from (Layout(tp, sizes, expert_parallel=whole) for whole in kinds)
+                yield from (Layout(tp, sizes, expert_parallel=whole) for whole in kinds)
 
 
 def options(
@@ -133,24 +127,18 @@ def options(
 
 
 def pick(found: Sequence[Option]) -> Option | None:
-    """The option to take; None where none serves that is shown to work.
+    """The option to take; None where none serves.
 
     Fewest stages first, for each stage is one more hop of every token; then as many GPUs as it can use; then the longest
     context that the pool holds as often as asked; expert parallelism only where slices of every expert do not fit.
     """
-    serving = [one for one in found if one.serves and one.shown]
+    serving = [one for one in found if one.serves]
     return min(serving, key=rank) if serving else None
 
 
 def closest(found: Sequence[Option]) -> Option:
     """Where none is to be taken, the one that lacks the least."""
-    return max((one for one in found if one.shown), key=value)
-
-
-def unshown(found: Sequence[Option]) -> Option | None:
-    """The best that only stages that are not shown to work keep from being taken."""
-    waiting = [one for one in found if one.serves and not one.shown]
-    return min(waiting, key=rank) if waiting else None
+    return max(found, key=value)
 
 
 def longest(layout: Layout, gib: float, load: Load, contexts: Sequence[int]) -> Option:

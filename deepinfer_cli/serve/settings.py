@@ -173,9 +173,6 @@ def _layout(settings: Settings) -> Iterator[Finding]:
         yield Finding(f"--tensor-parallel-size {tp}", "problem",
                       "64 heads and 8 output groups are not split evenly by it", "1, 2, 4 or 8",
                       "models/deepseek_v41/attention.py, DeepseekV4Attention.__init__")  # fmt: skip
-    if not partition.shown(max(pp, 1)):
-        yield Finding(f"--pipeline-parallel-size {pp}", "note", partition.NOT_SHOWN, "one stage: --tensor-parallel-size alone",
-                      "docs/03_VALIDATION.md")  # fmt: skip
     given = settings.environ.get(partition.VARIABLE)
     if given is not None and "pipeline-parallel-size" not in settings.options:
         return
@@ -196,24 +193,18 @@ def partition_findings(given: str | None, stages: int | None, release: str) -> I
         except ValueError as error:
             yield Finding(f"{partition.VARIABLE}={given}", "problem", str(error), "20,20", source)
             return
-    skipped = partition.skipped_engram(verdict.partition, release) if verdict.partition else ()
-    if verdict.legal:
-        if skipped:
-            yield Finding(name, "problem",
-                          f"vLLM {release} passes over Engram in layer {', '.join(map(str, skipped))}, without a word: stages "
-                          "after the first are given no token ids",
-                          f"{partition.VARIABLE}=20,20, or vLLM 0.33", "v1/worker/gpu/model_runner.py")  # fmt: skip
-        return
-    yield Finding(name, "problem", verdict.reason, _instead(verdict.nearest, release), source)
-
-
-def _instead(near: tuple[int, ...] | None, release: str) -> str:
-    if near is None:
-        return f"at most {partition.MAX_STAGES} stages"
-    text = f"{partition.VARIABLE}={partition.text(near)}"
-    if partition.skipped_engram(near, release):
-        return f"{text} is built, but vLLM {release} passes over Engram there: 20,20, or vLLM 0.33"
-    return text
+    count = stages or len(verdict.partition)
+    if count > 1 and (why := partition.no_stages(release)):
+        yield Finding(f"--pipeline-parallel-size {count}", "problem", why,
+                      "one stage: --tensor-parallel-size alone; or vLLM 0.33", "v1/worker/gpu/model_runner.py")  # fmt: skip
+    if not verdict.legal:
+        near = verdict.nearest
+        hint = (
+            f"{partition.VARIABLE}={partition.text(near)}"
+            if near
+            else f"at most {partition.MAX_STAGES} stages"
+        )
+        yield Finding(name, "problem", verdict.reason, hint, source)
 
 
 def _speculation(settings: Settings) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deepinfer_cli.commands import doctor
+from deepinfer_cli.commands import doctor, doctor_serve, doctor_settings
 from deepinfer_cli.detect import host, process
 from deepinfer_cli.detect.gpu import Gpu, GpuReport
 from deepinfer_cli.overlay import manifest as manifests
@@ -19,7 +19,6 @@ from tests.cli.test_doctor import rows
 from tests.conftest import FakeVllm
 
 BUNDLED, LOAD = payloads.bundled, manifests.load
-STAGES = "deepinfer_cli.serve.partition.STAGES_SHOWN"
 Cards = Callable[..., None]
 
 
@@ -72,7 +71,7 @@ def test_cards_that_are_too_small_are_a_note_with_the_sum_and_no_line(
     status, value, hint = rows(run.out)["serving"]
     assert (run.code, status) == (0, "note")
     assert "8 x 40.0 GiB is 320 GiB; the weights without Engram are 286.4 GiB" in value
-    assert "PP2" not in hint and "8 GPUs of 48 GB" in hint
+    assert "16 GPUs of this size: TP8 x PP2 (20,20)" in hint and "8 GPUs of 48 GB" in hint
     assert "\nvllm serve " not in run.out
 
 
@@ -118,11 +117,7 @@ def test_the_partition_of_the_environment_is_looked_at(
     cards(8, 80)
     monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "20,20")
     found = rows(cli("doctor", "--target", fake.site).out)
-    assert found["partition"][0] == "note" and "not shown to work" in found["partition"][1]
-    assert found["layout TP4 x PP2 (20,20)"][0] == "note"
-    monkeypatch.setattr(STAGES, True)
-    found = rows(cli("doctor", "--target", fake.site).out)
-    assert found["partition"][0] == "ok" and "layout TP4 x PP2 (20,20)" in found
+    assert found["partition"][0] == found["layout TP4 x PP2 (20,20)"][0] == "ok"
     monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "21,19")
     run = cli("doctor", "--target", fake.site)
     assert run.code == 1 and "partition" not in rows(run.out)
@@ -244,33 +239,31 @@ def line_of(run: Run) -> str:
     return next(text for text in run.out.splitlines() if "vllm serve deepseek" in text)
 
 
-def test_a_line_with_stages_is_told_that_they_are_not_shown_to_work(
-    cli: Cli, fake: FakeVllm, cards: Cards, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_with_stages_is_right_from_033_on(cli: Cli, fake: FakeVllm, cards: Cards) -> None:
     cards(8, 80)
     line = "VLLM_PP_LAYER_PARTITION=20,20 vllm serve m -tp 4 -pp 2 --block-size 128"
-    found = rows(cli("doctor", "--target", fake.site, "--serve", line).out)
-    for name in ("settings: --pipeline-parallel-size 2", "partition"):
-        assert found[name][0] == "note" and "not shown to work" in found[name][1]
-    assert "settings" not in found
-    monkeypatch.setattr(STAGES, True)
     found = rows(cli("doctor", "--target", fake.site, "--serve", line).out)
     assert (found["settings"][0], found["partition"][0]) == ("ok", "ok")
 
 
-def test_stages_that_are_asked_for_do_not_get_the_line(cli: Cli, fake: FakeVllm, cards: Cards) -> None:
-    cards(8, 80)
-    run = cli("doctor", "--target", fake.site, "--tp", 4, "--pp", 2, "--partition", "20,20")
-    found = rows(run.out)
-    assert found["layout TP4 x PP2 (20,20)"][0] == "note" and "19," in found["layout TP4 x PP2 (20,20)"][1]
-    assert found["serving"][1].startswith("TP8, ") and "pipeline" not in line_of(run)
-
-
-def test_the_layout_that_is_asked_for_is_the_one_of_the_line(
+def test_stages_of_a_vllm_before_033_are_a_problem_and_do_not_get_the_line(
     cli: Cli, fake: FakeVllm, cards: Cards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cards(8, 80)
-    monkeypatch.setattr(STAGES, True)
+    for module in (doctor_serve, doctor_settings):
+        monkeypatch.setattr(module, "release_of", lambda target: "0.32.0")
+    run = cli("doctor", "--target", fake.site, "--tp", 4, "--pp", 2, "--partition", "20,20")
+    found = rows(run.out)
+    assert run.code == 1
+    status, value, hint = found["settings: --pipeline-parallel-size 2"]
+    assert status == "problem" and "vLLM 0.32.0 runs no pipeline" in value and hint.endswith("or vLLM 0.33")
+    status, value, hint = found["layout TP4 x PP2 (20,20)"]
+    assert status == "note" and "experts" in value and "requires input_ids" in value and "vLLM 0.33" in hint
+    assert found["serving"][1].startswith("TP8, ") and "pipeline" not in line_of(run)
+
+
+def test_the_layout_that_is_asked_for_is_the_one_of_the_line(cli: Cli, fake: FakeVllm, cards: Cards) -> None:
+    cards(8, 80)
     run = cli("doctor", "--target", fake.site, "--tp", 4, "--pp", 2, "--partition", "20,20")
     found = rows(run.out)
     assert found["layout TP4 x PP2 (20,20)"][0] == "ok"
@@ -292,7 +285,7 @@ def test_a_layout_that_does_not_fit_leaves_the_advice_as_it_is(
 def test_more_stages_than_there_are_cuts_are_no_layout(cli: Cli, fake: FakeVllm, cards: Cards) -> None:
     cards(8, 80)
     found = rows(cli("doctor", "--target", fake.site, "--pp", 7).out)
-    assert found["layout PP7"][0] == "note" and found["layout PP7"][2] == "at most 6 stages"
+    assert found["layout PP7"][0] == "note" and found["layout PP7"][2] == "at most 4 stages"
     assert not any(name.startswith("layout TP") for name in found)
 
 

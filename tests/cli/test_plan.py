@@ -23,7 +23,6 @@ from deepinfer_cli.serve.memory import Load
 from tests.cli.conftest import Cli, Run
 from tests.conftest import FakeVllm
 
-STAGES = "deepinfer_cli.serve.partition.STAGES_SHOWN"
 Plan = Callable[..., Run]
 PUBLISHED = ("--layout", "tp2pp3", "--partition", "14,14,12")
 
@@ -92,6 +91,10 @@ def test_one_layout_is_explained_stage_by_stage(plan: Plan) -> None:
 def test_more_stages_than_stock_has_are_shown_as_equal_ones(plan: Plan) -> None:
     run = plan(*of(8, 80), "--layout", "pp7")
     assert "Refused\tWhy" in run.out and "5,6,6,6,6,6,5" in run.out and "vllm serve" not in run.out
+    assert (
+        "it needs a vLLM that relays or replicates the caches" in run.out
+        and "; at most 4 stages start" in run.out
+    )
 
 
 def test_a_stage_without_a_group_needs_the_overlay(plan: Plan) -> None:
@@ -107,6 +110,7 @@ def test_the_published_layout_is_shown_though_stock_refuses_it(plan: Plan) -> No
     )
     assert run.code == 0 and "vllm serve" not in run.out
     assert "needs a vLLM that relays or replicates the caches of layer 20" in run.out
+    assert "; the nearest is 14,6,20" in run.out
     assert "published layout of six GPUs" in run.out and "planned with DSpark, 5 tokens a step" in run.out
     found = data(plan("--gpu-memory", 64, *PUBLISHED, "--json"))
     assert (found["gpus"], found["stock"], found["line"]) == (6, False, None)
@@ -131,19 +135,19 @@ def test_six_stages_of_one_gpu_say_what_single_stream_decode_does(plan: Plan) ->
     ("words", "code", "error", "hint"),
     [
         (of(1, 24), 3, "model-does-not-fit", "4 GPUs of 96 GB: TP4"),
-        (of(16, 40), 3, "stages-not-shown", "8 GPUs of 48 GB: TP8 with expert parallelism"),
-        (of(32, 40), 3, "stages-not-shown", "--layout tp8pp2 explains"),
-        ((*of(24, 24), "--max-num-batched-tokens", 2_048), 3, "stages-not-shown", "8 GPUs of 48 GB"),
-        ((*of(8, 80), "--context", 1_048_576, "--concurrency", 13), 3, "stages-not-shown", "a shorter context: TP8"),
+        (of(8, 40), 3, "model-does-not-fit", "16 GPUs of this size: TP8 x PP2 (20,20)"),
+        ((*of(16, 40), "--vllm", "0.32.0"), 3, "model-does-not-fit", "these GPUs with vLLM 0.33.0: TP8 x PP2 (20,20)"),
         ((*of(8, 80), "--layout", "tp3"), 2, "layout-impossible", "--layout tp2"),
         ((*of(8, 80), "--layout", "tp3pp2"), 2, "layout-impossible", "--layout tp2pp2"),
-        ((*of(48, 80), "--layout", "pp41"), 2, "layout-impossible", "pp6"),
+        ((*of(48, 80), "--layout", "pp41"), 2, "layout-impossible", "--layout pp4"),
+        ((*of(48, 80), "--layout", "pp41", "--vllm", "0.32.0"), 2, "layout-impossible", "--layout pp1"),
         ((*of(8, 80), "--layout", "eight"), 2, "layout-impossible", "tp8"),
         ((*of(8, 80), "--layout", "pp99999999999"), 2, "layout-impossible", "tp8"),
         ((*of(4, 80), "--layout", "tp8"), 2, "layout-impossible", "--gpus 8"),
         ((*of(8, 80), "--context", 2_000_000), 2, "context-too-long", "--context 1048576"),
         ((*of(8, 80), "--layout", "tp4pp2", "--partition", "20,21"), 2, "partition-invalid", "--partition 20,20"),
         ((*of(8, 80), "--layout", "tp2pp3", "--partition", "20,20"), 2, "partition-invalid", "--partition 8,12,20"),
+        ((*of(8, 80), "--layout", "pp5", "--partition", "20,20"), 2, "partition-invalid", "--partition 8,6,6,20, in 4 stages"),
         ((*of(8, 80), "--layout", "tp4pp2", "--partition", "half"), 2, "partition-invalid", "--partition 20,20"),
         ((*of(8, 80), "--partition", "20,20"), 2, "usage", "--layout tp4pp2"),
         ((*of(8, 80), "--vllm", "0.29.0"), 2, "usage", "--vllm 0.30.0"),
@@ -169,31 +173,32 @@ def test_what_is_impossible_says_so_and_what_is_nearest(
     assert any(line.startswith("hint: ") and hint in line for line in run.err.splitlines()), run.err
 
 
-def test_only_one_stage_is_recommended_until_stages_are_shown(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = (*of(16, 40), "--json")
-    found = data(plan(*words))
-    assert found["line"] is None and len(found["layout"]["stages"]) == 1
-    states = {one["name"]: one["status"] for one in found["layouts"]}
-    assert states["TP8 x PP2 (20,20)"] == "fits, stages not shown to work"
-    assert not any(" x PP" in one for one in found["nearest"])
-    monkeypatch.setattr(STAGES, True)
-    run = plan(*words)
-    assert run.code == 0 and data(run)["layout"]["name"] == "TP8 x PP2 (20,20)" and data(run)["line"]
+def test_stages_are_recommended_where_one_does_not_hold_it(plan: Plan) -> None:
+    run = plan(*of(16, 40))
+    assert run.code == 0 and run.out.splitlines()[1].startswith("TP8 x PP2 (20,20)\tserves\t16\t")
+    assert run.out.splitlines()[-1].startswith("VLLM_PP_LAYER_PARTITION=20,20 vllm serve ")
+    assert "two stages of one GPU each, a small model, vLLM 0.33 with the overlay" in run.out
     assert plan(*of(16, 24), "--max-num-batched-tokens", 2_048).code == 0
-    assert "16 GPUs of this size: TP8 x PP2 (20,20)" in plan(*of(8, 40)).err
-    assert "not shown" not in plan(*of(8, 80), "--layout", "tp4pp2").out
+    many = data(plan(*of(8, 80), "--context", 1_048_576, "--concurrency", 13, "--json"))
+    assert many["layout"]["name"] == "TP4 x PP2 (20,20)" and many["line"]
 
 
-def test_stages_that_are_asked_for_are_explained_and_the_line_is_not_without_a_warning(plan: Plan) -> None:
+def test_stages_that_are_asked_for_get_a_line_without_dspark(plan: Plan) -> None:
     run = plan(*of(8, 80), "--layout", "tp4pp2", "--speculative-tokens", 5)
     assert run.code == 0
-    *_, first, second, line = run.out.splitlines()
+    *_, note, line = run.out.splitlines()
     assert line.startswith("VLLM_PP_LAYER_PARTITION=20,20 vllm serve ") and "dspark" not in line
-    assert first.startswith("note: not recommended: pipeline stages are not shown to work")
-    assert second.startswith("note: the 5 tokens of DSpark are left out")
+    assert note.startswith("note: the 5 tokens of DSpark are left out")
     assert "DSpark are left out" not in plan(*of(8, 80), "--layout", "tp8").out
+
+
+def test_a_first_stage_without_a_kv_source_is_refused_by_name(plan: Plan) -> None:
+    run = plan(*of(8, 80), "--layout", "tp4pp2", "--partition", "2,38")
+    assert "vllm serve" not in run.out and "; the nearest is 8,32" in run.out
+    assert (
+        "the cut before layer 2 makes a first stage without a KV source: vLLM 0.30 to 0.33 asserts" in run.out
+    )
+    assert "PP5 and more\tstages can begin at layers 8, 14, 20 only; " in plan(*of(8, 80)).out
 
 
 @pytest.mark.parametrize(
@@ -231,13 +236,13 @@ def test_layouts_that_do_not_fit_are_a_line_and_with_v_rows(plan: Plan) -> None:
     assert headers[:3] == ["Layout", "Status", "GPUs"] and "Note" not in headers
     # a terminal of 80 characters has room for the columns
     assert 12 * len(headers) <= 80
-    rows = lines[1 : lines.index("12 other layouts of these GPUs do not fit: -v shows them, with notes")]
+    rows = lines[1 : lines.index("10 other layouts of these GPUs do not fit: -v shows them, with notes")]
     assert [row.split("\t")[0] for row in rows][:2] == ["TP8", "TP8 with expert parallelism"]
     assert not any("does not fit" in row for row in rows)
     more = plan(*of(8, 80), "-v").out.splitlines()
-    assert len([row for row in more if "\tdoes not fit\t" in row]) == 12 and more[0].endswith("\tNote")
+    assert len([row for row in more if "\tdoes not fit\t" in row]) == 10 and more[0].endswith("\tNote")
     none = plan(*of(8, 24)).out.splitlines()
-    assert none[1].startswith("TP8 with expert parallelism\tdoes not fit\t8\t42.3 of 22.1\t-")
+    assert none[1].startswith("TP4 x PP2 (20,20) with expert parallelism\tdoes not fit\t8\t41.1 of 22.1\t-")
     assert "other layouts of these GPUs do not fit" in none[2]
 
 
@@ -262,13 +267,16 @@ def test_options_change_the_line_and_the_numbers(plan: Plan) -> None:
     assert data(plan(*of(8, 80), "--speculative-tokens", 0, "--json"))["layout"]["speculative_tokens"] == 0
 
 
-def test_a_release_before_033_refuses_stages_that_lose_engram(plan: Plan) -> None:
+def test_a_release_before_033_refuses_stages_and_still_shows_their_numbers(plan: Plan) -> None:
     run = plan(*of(8, 80), "--vllm", "0.32.0")
-    assert "passes over Engram in layer 14" in run.out and "(14,6,20)\tserves" not in run.out
-    lost = plan(
-        *of(8, 80), "--vllm", "0.32.0", "--layout", "tp2pp3", "--partition", "14,6,20", "--context", 32_768
-    )
-    assert "stages after the first are given no token ids" in lost.out
+    assert "PP2 and more\tvLLM 0.32.0 runs no pipeline" in run.out and " x PP" not in run.out
+    one = plan(*of(8, 80), "--vllm", "0.32.0", "--layout", "tp4pp2")
+    assert one.code == 0 and "vllm serve" not in one.out
+    assert "TP4 x PP2 (20,20)\tvLLM 0.32.0 runs no pipeline of this model" in one.out
+    assert '"ValueError: DeepSeek V4 vision MoE routing requires input_ids."' in one.out
+    found = data(plan(*of(8, 80), "--vllm", "0.32.0", "--layout", "tp4pp2", "--json"))
+    assert found["layout"]["pool"]["tokens"] > 0 and found["layout"]["note"].endswith("not with vLLM 0.32.0")
+    assert "x PP" in plan(*of(8, 80), "--vllm", "0.33.0").out
 
 
 def test_a_release_that_the_target_is_not(plan: Plan, fake: FakeVllm) -> None:

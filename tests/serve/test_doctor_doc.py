@@ -35,8 +35,6 @@ def test_the_table(name: str, gpus: int, gib: int) -> None:
         assert all(text in row for text in advice.nearest)
         total = advice.reasons[1].rpartition(" = ")[2]
         assert f"| nothing: {total} without KV in the best layout" in row
-        waiting = "not shown to work" in advice.reasons[-1]
-        assert ("several stages would hold it, and are not shown to work" in row) is waiting
         return
     best = advice.best
     assert f"{best.layout.name}: {best.stages[best.tightest].total:.1f} of {best.usable:.1f} GiB" in row

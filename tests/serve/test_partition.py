@@ -1,4 +1,4 @@
-"""Where stock vLLM can cut the model, and what it is told where it cannot."""
+"""Where vLLM can cut the model, and what is said where it cannot."""
 
 from __future__ import annotations
 
@@ -20,23 +20,31 @@ def shared_cache_is_local(sizes: tuple[int, ...]) -> bool:
     return True
 
 
+def every_stage_has_a_source(sizes: tuple[int, ...]) -> bool:
+    """Without a compressed cache and an indexer a stage supports other KV cache layouts than its neighbours."""
+    starts = [sum(sizes[:stage]) for stage in range(len(sizes) + 1)]
+    return all(any(begin <= source < end for source in (2, 8, 14, 20)) for begin, end in pairwise(starts))
+
+
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 def test_every_partition_is_judged_as_vllm_does(stages: int) -> None:
     judged = 0
     for chosen in combinations(range(1, 40), stages - 1):
         ends = (*chosen, 40)
         sizes = tuple(end - start for start, end in zip((0, *chosen), ends, strict=True))
-        assert partition.check(sizes).legal is shared_cache_is_local(sizes), sizes
+        right = shared_cache_is_local(sizes) and every_stage_has_a_source(sizes)
+        assert partition.check(sizes).legal is right, sizes
         judged += partition.check(sizes).legal
     assert judged == len(partition.legal(stages)) > 0
 
 
 def test_the_known_ones() -> None:
-    assert partition.CUTS == (1, 2, 8, 14, 20)
-    for sizes in ((20, 20), (8, 12, 20), (14, 6, 20), (40,), (1, 1, 6, 6, 6, 20)):
-        assert partition.check(sizes).legal
-    assert partition.legal(2)[0] == (20, 20)
-    assert partition.legal(7) == ()
+    assert partition.CUTS == (8, 14, 20) and partition.MAX_STAGES == 4
+    assert partition.legal(1) == ((40,),)
+    assert partition.legal(2) == ((20, 20), (14, 26), (8, 32))
+    assert set(partition.legal(3)) == {(8, 12, 20), (14, 6, 20), (8, 6, 26)}
+    assert partition.legal(4) == ((8, 6, 6, 20),)
+    assert partition.legal(5) == partition.legal(6) == ()
 
 
 def test_the_published_layout_is_refused_by_name_and_the_nearest_is_printed() -> None:
@@ -55,6 +63,14 @@ def test_the_published_layout_is_refused_by_name_and_the_nearest_is_printed() ->
         ((20, 20), 3, "has 2 stages, the pipeline has 3", (8, 12, 20)),
         ((13, 14, 13), None, "before layer 13 is inside the group of layer 8", (14, 6, 20)),
         ((5,) * 8, None, "before layer 5 is inside the group of layer 2", None),
+        (
+            (2, 38),
+            None,
+            "the cut before layer 2 makes a first stage without a KV source: vLLM 0.30 to 0.33 asserts",
+            (8, 32),
+        ),
+        ((1, 19, 20), None, "the cut before layer 1 makes a first stage without a KV source", (8, 12, 20)),
+        ((1, 1, 6, 6, 6, 20), None, "a first stage without a KV source", None),
     ],
 )
 def test_what_is_refused_says_why(sizes, stages, word, near) -> None:
@@ -69,12 +85,19 @@ def test_what_is_no_partition_is_no_partition(text: str) -> None:
     assert partition.parse(" 20, 20") == (20, 20)
 
 
-def test_engram_after_the_first_stage_is_lost_before_033() -> None:
-    assert partition.skipped_engram((14, 6, 20), "0.32.0") == (14,)
-    assert partition.skipped_engram((1, 19, 20), "0.30.0") == (1, 14)
-    assert partition.skipped_engram((14, 6, 20), "0.33.0") == ()
-    assert partition.skipped_engram((20, 20), "0.30.0") == ()
-    assert partition.skipped_engram((40,), "0.30.0") == ()
+def test_both_reasons_are_said_of_a_partition_that_has_both() -> None:
+    reason = partition.check((2, 10, 28)).reason
+    assert "before layer 12 is inside the group of layer 8" in reason and "without a KV source" in reason
+    assert "relays" not in partition.check((2, 38)).reason
+
+
+def test_no_release_before_033_runs_stages() -> None:
+    for release in ("0.30.0", "0.31.0", "0.32.0", "0.32.1+cu130"):
+        why = partition.no_stages(release)
+        assert why is not None and f"vLLM {release} runs no pipeline" in why
+        assert "vision MoE routing requires input_ids" in why and partition.most_stages(release) == 1
+    for release in ("0.33.0", "0.33.0+cu130", "0.34.0"):
+        assert partition.no_stages(release) is None and partition.most_stages(release) == 4
 
 
 @pytest.mark.release
@@ -89,6 +112,12 @@ def test_the_releases_say_what_is_said_of_them(version: str, pristine_release) -
     )
     assert (guarded in runner) is (partition.minor(version) >= 33)
     assert 'model_inputs["input_ids"] = None' in runner
+    assert (partition.no_stages(version) is None) is (guarded in runner)
+    experts = (root / "models/deepseek_v4/nvidia/model.py").read_text()
+    assert 'raise ValueError("DeepSeek V4 vision MoE routing requires input_ids.")' in experts
+    layouts = (root / "v1/attention/backends/utils.py").read_text()
+    resolve = layouts[layouts.index("def resolve_kv_cache_layout") :]
+    assert "Workers disagree on supported KV cache layouts" in resolve
     model = (root / "models/deepseek_v41/nvidia/model.py").read_text()
     assert "supports_aux_hidden_states_over_pp" not in model
     even = (root / "distributed/utils.py").read_text()

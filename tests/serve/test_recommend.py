@@ -16,7 +16,6 @@ from deepinfer_cli.serve.command import serve_line
 from deepinfer_cli.serve.line import parse_options
 from deepinfer_cli.serve.memory import Layout, Load
 
-STAGES = "deepinfer_cli.serve.partition.STAGES_SHOWN"
 RELEASES = ("0.30.0", "0.31.0", "0.32.0", "0.33.0")
 
 
@@ -55,8 +54,8 @@ def test_what_is_recommended_is_legal_and_fits(gpus: int, gib: int, release: str
         return
     layout = advice.best.layout
     assert layout.gpus <= gpus and partition.check(layout.partition).legal
-    assert not partition.skipped_engram(layout.partition, release)
-    assert advice.best.tokens >= advice.load.context and layout.pp == 1
+    assert layout.pp <= partition.most_stages(release)
+    assert advice.best.tokens >= advice.load.context
     assert all(stage.total < advice.best.usable for stage in advice.best.stages)
     assert not (advice.load.speculative and layout.pp > 1)
 
@@ -64,10 +63,7 @@ def test_what_is_recommended_is_legal_and_fits(gpus: int, gib: int, release: str
 @pytest.mark.parametrize(
     "layout", [Layout(8), Layout(8, expert_parallel=True), Layout(4, (20, 20)), Layout(1, (14, 6, 20))]
 )
-def test_the_line_has_no_setting_that_is_known_to_go_wrong(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(STAGES, True)
+def test_the_line_has_no_setting_that_is_known_to_go_wrong(layout: Layout) -> None:
     line = serve_line(layout, replace(Load(), speculative=5 if layout.pp == 1 else 0))
     words = shlex.split(line)
     environ = dict(word.split("=", 1) for word in words[: words.index("vllm")])
@@ -99,7 +95,7 @@ def test_huge_pages_are_asked_for_where_the_host_needs_them() -> None:
     assert config(256, "0.30.0") == config(128) == {"cpu_offload": False}
 
 
-def test_stages_that_are_not_shown_to_work_are_not_recommended_anywhere() -> None:
+def test_stages_are_recommended_where_only_they_hold_it_from_033_on() -> None:
     for gpus, gib, load, context in (
         (16, 40, Load(), None),
         (32, 40, Load(), None),
@@ -107,28 +103,35 @@ def test_stages_that_are_not_shown_to_work_are_not_recommended_anywhere() -> Non
         (8, 80, Load(concurrency=13), 1_048_576),
     ):
         advice = advise(gpus, gib, load, context)
-        assert advice.best is None and advice.line is None and advice.nearest
-        assert not any(" x PP" in one for one in advice.nearest), advice.nearest
-        assert " x PP2 (20,20)" in advice.reasons[-1] and "not shown to work" in advice.reasons[-1]
-    assert "8 GPUs of 48 GB: TP8 with expert parallelism, context 262,144" in advise(16, 40).nearest
+        assert advice.best is not None and advice.best.layout.partition == (20, 20)
+        assert advice.line is not None and advice.line.startswith("VLLM_PP_LAYER_PARTITION=20,20 vllm serve ")
+        assert any("two stages of one GPU each" in reason for reason in advice.reasons)
+        old = advise(gpus, gib, replace(load, release="0.32.0"), context)
+        assert old.best is None and old.line is None
+        first, *rest = old.nearest
+        assert first.startswith(f"these GPUs with vLLM 0.33.0: {advice.best.layout.name}, context ")
+        assert not any(" x PP" in one for one in rest), old.nearest
 
 
-def test_a_long_enough_context_comes_before_whole_experts_and_fewer_stages_before_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(STAGES, True)
+def test_a_long_enough_context_comes_before_whole_experts_and_fewer_stages_before_all() -> None:
     assert any(text.startswith("16 GPUs of this size: TP8 x PP2") for text in advise(8, 40).nearest)
     advice = advise(16, 40)
     assert advice.best is not None and advice.best.layout == Layout(8, (20, 20))
     assert advice.load.context == 1_048_576 and advice.load.speculative == 0
+    assert all(advise(16, gib).best.layout.pp == 1 for gib in (48, 64, 80))  # type: ignore[union-attr]
 
 
 def test_what_would_do_is_tried_and_is_the_least() -> None:
-    (nearest,) = advise(1, 24).nearest
+    stages, nearest = advise(1, 24).nearest
+    assert stages.startswith("16 GPUs of this size with --max-num-batched-tokens 2048: TP8 x PP2 (20,20)")
     assert nearest.startswith("4 GPUs of 96 GB: TP4, context ")
+    assert advise(1, 24, Load(release="0.32.0")).nearest == (nearest,)
     assert advise(4, 96).best is not None and advise(4, 80).best is None
     shorter = advise(8, 48, context=1_048_576).nearest[0]
     assert shorter == "these GPUs with a shorter context: TP8 with expert parallelism, context 262,144"
+    # 24 of them would take the layout of 16
+    assert advise(16, 24).nearest[0].startswith("these GPUs with --max-num-batched-tokens 2048: TP8 x PP2")
+    assert not any("24 GPUs of this size" in one for one in advise(16, 24).nearest)
     # 80 GB cards are what it has
     same = advise(8, 79.25, Load(concurrency=20.95), context=1_048_576)
     assert same.best is None and not any("8 GPUs of 80 GB" in one for one in same.nearest)

@@ -7,18 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from deepinfer_cli.serve import partition, ranges, settings
+from deepinfer_cli.serve import ranges, settings
 from deepinfer_cli.serve.line import parse_options
 from deepinfer_cli.serve.settings import Settings
 from deepinfer_cli.serve.variables import VARIABLES
 
 DOCS = Path(__file__).parents[2] / "docs" / "doctor.md"
-
-
-@pytest.fixture(autouse=True)
-def stages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything but that stages are not shown to work, which has a test of its own."""
-    monkeypatch.setattr(partition, "STAGES_SHOWN", True)
 
 
 def names(line: str = "", release: str = "0.33.0", **environ: str) -> list[tuple[str, str]]:
@@ -110,13 +104,18 @@ def test_variables_that_are_right() -> None:
     assert names("-pp 3", **right) == []
 
 
-def test_before_033_a_legal_cut_may_still_lose_engram() -> None:
-    (found,) = settings.partition_findings("8,12,20", 3, "0.32.0")
-    assert found.severity == "problem" and "Engram in layer 14" in found.text
-    assert "20,20" in found.hint
-    (other,) = settings.partition_findings("14,14,12", 3, "0.32.0")
-    assert "passes over Engram" in other.hint
-    assert list(settings.partition_findings("20,20", 2, "0.32.0")) == []
+def test_before_033_a_legal_cut_is_refused_with_all_others() -> None:
+    for stages in (None, 3):
+        (found,) = settings.partition_findings("8,12,20", stages, "0.32.0")
+        assert (found.name, found.severity) == ("--pipeline-parallel-size 3", "problem")
+    both = settings.partition_findings("14,14,12", 3, "0.32.0")
+    assert [one.name for one in both] == ["--pipeline-parallel-size 3", "VLLM_PP_LAYER_PARTITION=14,14,12"]
+    assert list(settings.partition_findings("8,12,20", 3, "0.33.0")) == []
+
+
+def test_a_first_stage_of_windows_alone_is_a_problem() -> None:
+    (found,) = settings.partition_findings("2,38", 2, "0.33.0")
+    assert "without a KV source" in found.text and found.hint == "VLLM_PP_LAYER_PARTITION=8,32"
 
 
 @pytest.mark.parametrize(
@@ -228,7 +227,12 @@ def test_the_releases_set_these_bounds(version: str, pristine_release) -> None:
     )
 
 
-def test_several_stages_are_a_note_until_they_are_shown_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition, "STAGES_SHOWN", False)
-    assert names("-tp 4 -pp 2") == [("--pipeline-parallel-size 2", "note")]
-    assert names("-tp 8 -pp 1") == names("-tp 8") == []
+def test_several_stages_are_a_problem_before_033() -> None:
+    assert names("-tp 4 -pp 2") == []
+    for release in ("0.30.0", "0.31.0", "0.32.0"):
+        given = {"VLLM_PP_LAYER_PARTITION": "14,26"}
+        for line, environ in (("-tp 4 -pp 2", {}), ("-tp 4 -pp 2", given)):
+            assert names(line, release, **environ) == [("--pipeline-parallel-size 2", "problem")]
+        assert names("-tp 8 -pp 1", release) == names("-tp 8", release) == []
+    (found,) = settings.check(Settings({}, {"pipeline-parallel-size": "2"}, "0.32.0"))
+    assert "requires input_ids" in found.text and found.hint.endswith("or vLLM 0.33")
