@@ -307,13 +307,11 @@ def _check(name: str) -> dict[str, Any]:
 
 
 def test_every_kernel_of_the_end_to_end_runs_builds_for_sm80_and_sm86() -> None:
-    """One did not in the first run, for which the pretended card answered as the real one about PDL."""
     runs = json.loads((FOLDER / "checks" / "recorded_2026-11-30.json").read_text(encoding="utf-8"))["runs"]
-    assert {name.partition(",")[0] for name in runs} == {"0.33.0", "0.32.0", "0.31.0", "0.30.0"}
+    assert runs.keys() == {"0.33.0", "0.32.0", "0.31.0", "0.30.0"}
     for run in runs.values():
         assert run["archs"] == ["sm80", "sm86"] and run["specializations"] > 50
-        assert {one["kernel"].split(".")[-2] for one in run["failed"]} <= {"FusedQKVRMSNormKernel"}
-    assert runs["0.33.0, PDL answered as on SM8x"]["ok"]
+        assert run["ok"] and not run["failed"]
 
 
 def test_the_overlay_launched_nothing_that_the_compile_gate_does_not_build() -> None:
