@@ -95,7 +95,8 @@ def _refused_stages(gpus: int, release: str) -> list[tuple[str, str]]:
                       f"stages can begin at layers {cuts} only: elsewhere their layers share a KV cache with those before, "
                       f"and vLLM 0.30 to 0.33 raises NotImplementedError; {partition.VARIABLE} names better ones"))  # fmt: skip
     if gpus > most:
-        why = partition.check((partition.KV_SOURCES[0], partition.LAYERS - partition.KV_SOURCES[0])).reason
+        bare = (partition.KV_SOURCES[0], partition.LAYERS - partition.KV_SOURCES[0])
+        why = partition.check(bare).reason.partition(": ")[2]
         found.append((f"PP{most + 1} and more", f"stages can begin at layers {cuts} only; {why}"))
     return found
 
