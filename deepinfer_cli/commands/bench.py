@@ -15,7 +15,7 @@ from deepinfer_cli.errors import ExitCode
 from deepinfer_cli.output import Output
 from deepinfer_cli.render import Justify, Table, plural, table
 from deepinfer_cli.result import ErrorItem, Result
-from deepinfer_cli.validate import bench, results, verify
+from deepinfer_cli.validate import bench, ops, results
 
 RIGHT: Justify = "right"
 _THRESHOLD = 0.10
@@ -93,10 +93,10 @@ def run(opts: BenchOptions, out: Output) -> Result:
 
 
 def _ops(opts: BenchOptions, root: Path) -> tuple[str, ...]:
-    known = verify.ops_of(root)
+    known = ops.ops_of(root)
     unknown = sorted(set(opts.ops) - set(known))
     if unknown:
-        verify.check_known(unknown, root, "there is nothing to measure")
+        ops.check_known(unknown, root, "there is nothing to measure")
     return tuple(op for op in known if not opts.ops or op in opts.ops)
 
 

@@ -17,8 +17,9 @@ from deepinfer_cli.overlay import payload
 from deepinfer_cli.render import Justify, table
 from deepinfer_cli.result import Result
 from deepinfer_cli.serve import partition
-from deepinfer_cli.validate import runner, verify
+from deepinfer_cli.validate import runner
 from deepinfer_cli.validate.e2e import compare, drive, plan
+from deepinfer_cli.validate.forced import forced_arch
 
 # a cold run compiles every kernel first
 TIMEOUT_S = 1_200.0
@@ -125,7 +126,7 @@ def choose_arch(gpu: dict[str, Any], arch: str | None) -> str:
     Raises:
         UnsupportedError: there is none.
     """
-    forced, problem = verify.forced_arch(gpu, arch)
+    forced, problem = forced_arch(gpu, arch)
     own = SERVED.get((gpu["capability"][0], gpu["capability"][1]))
     if problem:
         how = "leave --arch out" if own else "pass --arch sm80 to run the overlay's sm80 code on this card"

@@ -19,6 +19,7 @@ from deepinfer_cli.render import Justify, plural, table
 from deepinfer_cli.result import ErrorItem, Result
 from deepinfer_cli.validate import runner, switches, verify
 from deepinfer_cli.validate.model import CaseResult, Level, NotRun, Status, VerifyReport
+from deepinfer_cli.validate.request import Request
 
 SUITES = ("smoke", "full")
 # the levels that run, or build, the kernels of an overlay
@@ -78,7 +79,7 @@ def _run(opts: VerifyOptions, out: Output) -> Result:
     root = payload_root(target, out if not levels or _KERNELS & set(levels) else None)
     switches.read(root)
     runs = not levels or set(levels) != {Level.STATIC}
-    request = verify.Request(
+    request = Request(
         target, root, interpreter(opts.where, target, out if runs else None), levels, opts.suite or SUITES[0],
         opts.ops, opts.case, opts.arch, opts.max_smem, opts.timeout_s or runner.DEFAULT_TIMEOUT_S,
     )  # fmt: skip
@@ -179,7 +180,7 @@ def interpreter(where: TargetOptions, target: Target | None, out: Output | None)
     return python
 
 
-def _finish(opts: VerifyOptions, out: Output, request: verify.Request, report: VerifyReport) -> Result:
+def _finish(opts: VerifyOptions, out: Output, request: Request, report: VerifyReport) -> Result:
     headers = ("Level", "Op", ("Passed", RIGHT), ("Failed", RIGHT), ("Skipped", RIGHT))
     out.table(table(headers, verify_table.summary_rows(report.results)))
     for content in verify_table.tables(report):

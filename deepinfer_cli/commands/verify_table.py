@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from deepinfer_cli.commands import common
 from deepinfer_cli.render import Justify, Table, table
-from deepinfer_cli.validate import verify
 from deepinfer_cli.validate.model import CaseResult, Status, VerifyReport
+from deepinfer_cli.validate.request import Request
 
 if TYPE_CHECKING:
     from deepinfer_cli.commands.verify import VerifyOptions
@@ -80,7 +80,7 @@ def sentence(report: VerifyReport) -> str:
     return text + "".join(f"; {note}" for note in report.notes)
 
 
-def data(request: verify.Request, report: VerifyReport) -> dict[str, Any]:
+def data(request: Request, report: VerifyReport) -> dict[str, Any]:
     """For the JSON document."""
     return {
         "target": common.target_data(request.target) if request.target else None,

@@ -15,10 +15,11 @@ from deepinfer_cli.errors import FailedError, UnsupportedError
 from deepinfer_cli.overlay import closure, payload
 from deepinfer_cli.validate import results, runner
 from deepinfer_cli.validate.baselines import NAMES
+from deepinfer_cli.validate.forced import code_name, forced_arch
 from deepinfer_cli.validate.model import Level, Status
+from deepinfer_cli.validate.ops import languages_of
 from deepinfer_cli.validate.results import SCHEMA_VERSION, Row, commit, merge_environments
 from deepinfer_cli.validate.runner import Crew, Job, WorkerEnd
-from deepinfer_cli.validate.verify import code_name, forced_arch, languages_of
 
 PROVIDERS = NAMES
 _FEW_CORES = 2

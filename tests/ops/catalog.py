@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer_cli.overlay import payload
-from deepinfer_cli.validate import verify
+from deepinfer_cli.validate.ops import languages_of, ops_of
 
 ROOT = payload.bundled().root
-OPS = verify.ops_of(ROOT)
-LANGUAGES = {op: verify.languages_of(ROOT, op) for op in OPS}
+OPS = ops_of(ROOT)
+LANGUAGES = {op: languages_of(ROOT, op) for op in OPS}
 INTERPRETED = tuple(op for op in OPS if "triton" in LANGUAGES[op])
 ARCHS = ("sm80", "sm86", "sm89")
 

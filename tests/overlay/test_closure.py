@@ -14,7 +14,7 @@ import pytest
 from deepinfer_cli.overlay import payload as payloads
 from deepinfer_cli.overlay.closure import op_code, op_digest
 from deepinfer_cli.overlay.payload import Payload
-from deepinfer_cli.validate.verify import languages_of, ops_of
+from deepinfer_cli.validate.ops import languages_of, ops_of
 from tests.overlay.test_fingerprint import pythons
 
 FILES = {

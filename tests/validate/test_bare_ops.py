@@ -10,8 +10,9 @@ import pytest
 
 from deepinfer_cli.commands import bench
 from deepinfer_cli.errors import UsageError
-from deepinfer_cli.validate import verify
+from deepinfer_cli.validate import ops, verify
 from deepinfer_cli.validate.model import Level
+from deepinfer_cli.validate.request import Request
 
 MANIFEST = """
 [ops.fake]
@@ -41,16 +42,16 @@ def root(case_payload: Path) -> Path:
 
 
 def test_they_are_those_that_replace_something_and_have_no_workloads(root: Path):
-    assert verify.ops_of(root) == ("fake",)
-    assert verify.bindings_only(root) == ("bare",)
+    assert ops.ops_of(root) == ("fake",)
+    assert ops.bindings_only(root) == ("bare",)
 
 
 def test_a_payload_without_a_manifest_has_none(case_payload: Path):
-    assert verify.bindings_only(case_payload) == ()
+    assert ops.bindings_only(case_payload) == ()
 
 
-def request(root: Path, **more) -> verify.Request:
-    return verify.Request(None, root, Path(sys.executable), (Level.STATIC,), **more)
+def request(root: Path, **more) -> Request:
+    return Request(None, root, Path(sys.executable), (Level.STATIC,), **more)
 
 
 def test_verify_says_so_whether_it_was_named_or_not(root: Path):
@@ -95,7 +96,7 @@ def test_the_bundled_payload_has_a_binding_for_each():
 
     from deepinfer_cli.overlay import payload
 
-    assert set(verify.bindings_only(payload.bundled().root)) <= set(bindings.OPS)
+    assert set(ops.bindings_only(payload.bundled().root)) <= set(bindings.OPS)
 
 
 def test_warming_up_passes_them_over(monkeypatch: pytest.MonkeyPatch):

@@ -7,8 +7,9 @@ import pytest
 
 from deepinfer_cli.detect.vllm import find_target
 from deepinfer_cli.overlay import manifest, payload
-from deepinfer_cli.validate import liverun, verify
+from deepinfer_cli.validate import liverun, runner, verify
 from deepinfer_cli.validate.model import Level, NotRun, Status
+from deepinfer_cli.validate.request import Request
 from tests.payload.test_live import EVERY_OP, HOOKED, OPS, tree
 
 __all__ = ["tree"]
@@ -18,14 +19,14 @@ __all__ = ["tree"]
 def _a100(monkeypatch: pytest.MonkeyPatch):
     """A machine with an A100, as far as the probe can tell; the child's vLLM has a platform that says the same."""
     gpu = {"name": "NVIDIA A100", "capability": [8, 0]}
-    monkeypatch.setattr(verify.runner, "probe", lambda python: {"torch": "2", "triton": "3", "gpu": gpu})
+    monkeypatch.setattr(runner, "probe", lambda python: {"torch": "2", "triton": "3", "gpu": gpu})
     monkeypatch.setenv("DEEPINFER_DISABLE", "1")
 
 
 def _verify(parent: Path):
     root = parent / "vllm" / payload.PACKAGE
     root = root if root.is_dir() else payload.bundled().root
-    request = verify.Request(find_target(target=parent), root, Path(sys.executable), (Level.LIVE,))
+    request = Request(find_target(target=parent), root, Path(sys.executable), (Level.LIVE,))
     return verify.verify(request)
 
 

@@ -161,7 +161,7 @@ def test_a_panel_has_a_line_for_each_code_and_each_baseline(scripts):
 
 def test_every_op_belongs_to_a_group_and_to_one_script(scripts):
     from deepinfer_cli.overlay import payload
-    from deepinfer_cli.validate.verify import ops_of
+    from deepinfer_cli.validate.ops import ops_of
 
     report = scripts("report")
     grouped = [op for _title, ops in report.GROUPS.values() for op in ops]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import sys
 import threading
@@ -15,8 +16,11 @@ from deepinfer_cli.commands.options import TargetOptions
 from deepinfer_cli.errors import ExitCode, FailedError, UsageError
 from deepinfer_cli.output import Output
 from deepinfer_cli.overlay import payload
-from deepinfer_cli.validate import verify
-from deepinfer_cli.validate.model import CaseResult, FirstBad, Level, Status, VerifyReport
+from deepinfer_cli.validate import levels as verify_levels
+from deepinfer_cli.validate import runner, verify
+from deepinfer_cli.validate.forced import ARCHS, code_name, forced_arch
+from deepinfer_cli.validate.model import CaseResult, FirstBad, Level, NotRun, Status, VerifyReport
+from deepinfer_cli.validate.request import Request, Run
 
 H200 = {"name": "NVIDIA H200", "capability": [9, 0], "memory_bytes": 1}
 
@@ -35,8 +39,8 @@ def bare_python(tmp_path: Path) -> Path:
     return path
 
 
-def _request(root: Path, *levels: Level, **more) -> verify.Request:
-    return verify.Request(None, root, more.pop("python", Path(sys.executable)), levels, **more)
+def _request(root: Path, *levels: Level, **more) -> Request:
+    return Request(None, root, more.pop("python", Path(sys.executable)), levels, **more)
 
 
 def test_without_torch_every_level_says_why_and_what_to_do(case_payload: Path, bare_python: Path):
@@ -104,13 +108,13 @@ def test_one_case_runs_alone(case_payload: Path):
 
 
 def test_one_case_names_no_level_that_has_no_such_case(monkeypatch: pytest.MonkeyPatch, case_payload: Path):
-    levels = dict(verify._LEVELS)
+    levels = dict(verify.LEVELS)
     levels[Level.STATIC] = lambda run: iter(
         [CaseResult("overlay[hooks]", "overlay", Level.STATIC, Status.PASSED)]
     )
     for level in set(Level) - {Level.STATIC}:
-        levels[level] = lambda run, level=level: iter([verify.NotRun(level, "no torch", "install it")])
-    monkeypatch.setattr(verify, "_LEVELS", levels)
+        levels[level] = lambda run, level=level: iter([NotRun(level, "no torch", "install it")])
+    monkeypatch.setattr(verify, "LEVELS", levels)
     assert verify.verify(_request(case_payload, case="overlay[hooks]")).not_run == ()
     (asked,) = verify.verify(_request(case_payload, Level.STATIC, Level.LIVE, case="overlay[hooks]")).not_run
     assert asked.level is Level.LIVE
@@ -145,7 +149,7 @@ def test_an_unknown_op_is_refused_before_anything_runs(case_payload: Path):
 
 
 def test_numerics_without_a_gpu_is_not_run(case_payload: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(verify.runner, "probe", lambda python: {"torch": "2", "triton": "3", "gpu": None})
+    monkeypatch.setattr(runner, "probe", lambda python: {"torch": "2", "triton": "3", "gpu": None})
     (item,) = verify.verify(_request(case_payload, Level.NUMERICS)).not_run
     assert item.reason == "torch sees no CUDA GPU here"
 
@@ -163,36 +167,34 @@ def test_numerics_without_a_gpu_is_not_run(case_payload: Path, monkeypatch: pyte
 )
 def test_what_is_forced_on_a_card(capability, arch, want, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("DEEPINFER_FORCE_ARCH", raising=False)
-    assert verify.forced_arch({"name": "GPU", "capability": list(capability)}, arch) == want
+    assert forced_arch({"name": "GPU", "capability": list(capability)}, arch) == want
 
 
 @pytest.mark.parametrize(("capability", "word"), [((9, 0), "stock"), ((8, 7), "serves"), ((7, 5), "serves")])
 def test_cards_whose_code_cannot_run_say_why(capability, word, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("DEEPINFER_FORCE_ARCH", raising=False)
-    forced, problem = verify.forced_arch({"name": "GPU", "capability": list(capability)}, None)
+    forced, problem = forced_arch({"name": "GPU", "capability": list(capability)}, None)
     assert forced is None and word in problem
 
 
 def test_the_users_own_switch_forces_too(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DEEPINFER_FORCE_ARCH", "sm86")
-    assert verify.forced_arch(H200, None) == ("sm86", "")
-    assert verify.code_name(H200, "sm86") == "sm86 code on NVIDIA H200"
+    assert forced_arch(H200, None) == ("sm86", "")
+    assert code_name(H200, "sm86") == "sm86 code on NVIDIA H200"
     monkeypatch.setenv("DEEPINFER_FORCE_ARCH", " SM80 ")
-    assert verify.forced_arch(H200, None) == ("sm80", "")
+    assert forced_arch(H200, None) == ("sm80", "")
     monkeypatch.setenv("DEEPINFER_FORCE_ARCH", "sm90")
-    assert verify.forced_arch(H200, None) == (
+    assert forced_arch(H200, None) == (
         None,
         "DEEPINFER_FORCE_ARCH=sm90 is unknown; known are sm80, sm86, sm89",
     )
 
 
-def _planned(monkeypatch: pytest.MonkeyPatch, found: dict, request: verify.Request):
+def _planned(monkeypatch: pytest.MonkeyPatch, found: dict, request: Request):
     """What `verify` says without running anything, and the jobs that it would have run."""
     jobs = []
-    monkeypatch.setattr(verify.runner, "probe", lambda python: found)
-    monkeypatch.setattr(
-        verify.runner, "run_many", lambda many, cases, at_once, **more: jobs.extend(many) or []
-    )
+    monkeypatch.setattr(runner, "probe", lambda python: found)
+    monkeypatch.setattr(runner, "run_many", lambda many, cases, at_once, **more: jobs.extend(many) or [])
     return verify.verify(request), jobs
 
 
@@ -239,8 +241,8 @@ def test_a_fallback_alone_is_no_check_of_the_tilelang_kernels(
         CaseResult(f"both[{name}]", "both", Level.NUMERICS, Status.PASSED, extra={"language": name})
         for name in sorted(ran)
     ]
-    monkeypatch.setattr(verify.runner, "probe", lambda python: ALL_FOUND)
-    monkeypatch.setattr(verify.runner, "run_many", lambda jobs, cases, at_once, **more: found)
+    monkeypatch.setattr(runner, "probe", lambda python: ALL_FOUND)
+    monkeypatch.setattr(runner, "run_many", lambda jobs, cases, at_once, **more: found)
     report = verify.verify(_request(case_payload, Level.NUMERICS, arch="sm80"))
     want = ["TileLang kernels of both: no case launched one"] if said else []
     assert [item.reason for item in report.not_run] == want
@@ -249,8 +251,8 @@ def test_a_fallback_alone_is_no_check_of_the_tilelang_kernels(
 def test_every_language_is_built_where_its_tools_are(case_payload: Path, monkeypatch: pytest.MonkeyPatch):
     _write_kernels(case_payload, "both", "triton", "tilelang")
     _write_kernels(case_payload, "tiles", "tilelang")
-    for cores, want in ((2, [list(verify.ARCHS)]), (16, [[arch] for arch in verify.ARCHS])):
-        monkeypatch.setattr(verify.os, "cpu_count", lambda cores=cores: cores)
+    for cores, want in ((2, [list(ARCHS)]), (16, [[arch] for arch in ARCHS])):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
         report, jobs = _planned(monkeypatch, ALL_FOUND, _request(case_payload, Level.COMPILE))
         assert report.not_run == ()
         assert [(job.request["op"], job.request["languages"], job.request["archs"]) for job in jobs] == [
@@ -277,9 +279,9 @@ def test_the_interpreter_skips_what_only_tilelang_has(case_payload: Path, monkey
     [("smoke", 139, 16, 16), ("smoke", 24, 16, 8), ("smoke", 24, 2, 2), ("smoke", 2, 16, 1), ("full", 139, 16, 4), ("full", 24, 16, 1)],
 )  # fmt: skip
 def test_as_many_workers_share_a_card_as_it_has_room_for(case_payload, monkeypatch, suite, gib, cores, want):
-    monkeypatch.setattr(verify.os, "cpu_count", lambda: cores)
-    run = verify._Run(_request(case_payload, suite=suite), "", (), {}, {"gpu": {"memory_bytes": gib * 2**30}})
-    assert verify._gpu_at_once(run) == want
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    run = Run(_request(case_payload, suite=suite), "", (), {}, {"gpu": {"memory_bytes": gib * 2**30}})
+    assert verify_levels._gpu_at_once(run) == want
 
 
 def test_levels_run_side_by_side_where_there_are_cores_and_come_in_order(case_payload, monkeypatch):
@@ -294,14 +296,14 @@ def test_levels_run_side_by_side_where_there_are_cores_and_come_in_order(case_pa
         return outcomes
 
     levels = {level: fake(level, meet=level in (Level.COMPILE, Level.NUMERICS)) for level in Level}
-    monkeypatch.setattr(verify, "_LEVELS", levels)
-    monkeypatch.setattr(verify.runner, "probe", lambda python: ALL_FOUND)
-    monkeypatch.setattr(verify.os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(verify, "LEVELS", levels)
+    monkeypatch.setattr(runner, "probe", lambda python: ALL_FOUND)
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
     report = verify.verify(_request(case_payload))
     assert [item.level for item in report.results] == list(Level)
     assert [(level, op) for level, op, _seconds in report.seconds] == [(level, "") for level in Level]
     # one after the other, the barrier would never open
-    monkeypatch.setattr(verify.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     both = threading.Barrier(2, timeout=0.2)
     with pytest.raises(threading.BrokenBarrierError):
         verify.verify(_request(case_payload))
@@ -325,9 +327,9 @@ def test_a_level_that_fails_ends_the_workers_of_the_others(case_payload, monkeyp
             time.sleep(0.01)
         yield CaseResult("fake[a]", "fake", Level.NUMERICS, Status.PASSED)
 
-    monkeypatch.setattr(verify, "_LEVELS", {Level.COMPILE: compile_, Level.NUMERICS: numerics})
-    monkeypatch.setattr(verify.runner, "probe", lambda python: ALL_FOUND)
-    monkeypatch.setattr(verify.os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(verify, "LEVELS", {Level.COMPILE: compile_, Level.NUMERICS: numerics})
+    monkeypatch.setattr(runner, "probe", lambda python: ALL_FOUND)
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
     with pytest.raises(FailedError, match="the overlay changed"):
         verify.verify(_request(case_payload, Level.COMPILE, Level.NUMERICS))
     assert ended.is_set()
@@ -335,14 +337,12 @@ def test_a_level_that_fails_ends_the_workers_of_the_others(case_payload, monkeyp
 
 def test_the_interpreters_cases_are_shared_out_where_there_are_cores(case_payload, monkeypatch):
     for cores, want in ((2, [[0, 1]]), (16, [[0, 3], [1, 3], [2, 3]])):
-        monkeypatch.setattr(verify.os, "cpu_count", lambda cores=cores: cores)
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
         _report, jobs = _planned(monkeypatch, ALL_FOUND, _request(case_payload, Level.INTERPRETER))
         assert [job.request["part"] for job in jobs] == want
     one = _request(case_payload, Level.INTERPRETER, case="fake[last]")
     alone = []
-    monkeypatch.setattr(
-        verify.runner, "run_many", lambda many, cases, at_once, **more: alone.extend(many) or []
-    )
+    monkeypatch.setattr(runner, "run_many", lambda many, cases, at_once, **more: alone.extend(many) or [])
     with pytest.raises(UsageError, match="no case"):
         verify.verify(one)
     assert [job.request["part"] for job in alone] == [[0, 1]]
@@ -353,7 +353,7 @@ def test_parts_of_an_op_make_a_whole_and_its_seconds_are_added_up(
     case_payload, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv("FAKE_CASES", "a,b,c,d,e")
-    monkeypatch.setattr(verify.os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
     began = time.perf_counter()
     result = _run(tmp_path, monkeypatch, case_payload, levels=("interpreter",))
     whole = time.perf_counter() - began
@@ -368,11 +368,11 @@ def test_a_forced_card_gets_both_variables_and_an_sm8x_card_neither(
     case_payload: Path, monkeypatch: pytest.MonkeyPatch
 ):
     jobs = []
-    monkeypatch.setattr(verify.runner, "run_cases", lambda job, cases, crew: jobs.append(job) or [])
+    monkeypatch.setattr(runner, "run_cases", lambda job, cases, crew: jobs.append(job) or [])
     for capability in ([9, 0], [8, 0]):
         gpu = H200 | {"capability": capability}
         monkeypatch.setattr(
-            verify.runner, "probe", lambda python, gpu=gpu: {"torch": "2", "triton": "3", "gpu": gpu}
+            runner, "probe", lambda python, gpu=gpu: {"torch": "2", "triton": "3", "gpu": gpu}
         )
         verify.verify(_request(case_payload, Level.NUMERICS, arch="sm80"))
     forced = ("DEEPINFER_FORCE_ARCH", "TRITON_OVERRIDE_ARCH")
