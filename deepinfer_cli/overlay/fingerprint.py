@@ -7,11 +7,12 @@ interpreter DeepInfer runs in.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
-import io
 import re
 import tokenize
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
 
 ABSENT = "absent"
 
@@ -21,6 +22,9 @@ _MARKERS = {tokenize.NEWLINE: "\0NEWLINE", tokenize.INDENT: "\0INDENT", tokenize
 # Python 3.12 splits f-strings into several tokens, 3.14 t-strings
 _OPENS = {getattr(tokenize, name, -1) for name in ("FSTRING_START", "TSTRING_START")} - {-1}
 _CLOSES = {getattr(tokenize, name, -1) for name in ("FSTRING_END", "TSTRING_END")} - {-1}
+_SCOPES = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+# where a statement, a handler or a case holds statements, in the order of the source
+_BLOCKS = ("body", "handlers", "cases", "orelse", "finalbody")
 
 _Position = tuple[int, int]
 # start, end, text; a marker's text starts with a null, which no source contains
@@ -42,20 +46,58 @@ def fingerprints(source: str, names: Iterable[str]) -> dict[str, str]:
     source = source.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     tree = ast.parse(source)
     lines = source.split("\n")
-    tokens = list(_tokens(source, lines))
+    parts = _Parts(tree, lines)
     docstrings = _docstrings(tree, lines)
+    defined = functools.cache(_index)
     result = {}
     for name in names:
         if name.startswith("from "):
             result[name] = hashlib.sha256(name.encode()).hexdigest() if _imports(tree, name) else ABSENT
             continue
-        spans = [_span(node) for node in _definitions(tree, name.split("."))]
+        spans = [_span(node) for node in _definitions(tree, name.split("."), defined)]
         digest = hashlib.sha256()
         for first, last in spans:
-            part = [token for token in tokens if first <= token[0][0] <= last]
+            part = parts.tokens(first, last)
             digest.update("\0".join(["\0DEFINITION", *_text(part, docstrings)]).encode())
         result[name] = digest.hexdigest() if spans else ABSENT
     return result
+
+
+class _Parts:
+    """The tokens of a module, made where they are asked for: most of the time of a fingerprint goes into them.
+
+    A part is a statement at the top level with the lines above it that belong to none, or several that share a line.
+    """
+
+    def __init__(self, tree: ast.Module, lines: list[str]) -> None:
+        self._lines = lines
+        # of each part, its last line
+        self._ends: list[int] = []
+        for first, last in map(_span, tree.body):
+            if self._ends and first <= self._ends[-1]:
+                self._ends.pop()
+            self._ends.append(last)
+        self._made: dict[int, list[_Token]] = {}
+
+    def tokens(self, first: int, last: int) -> list[_Token]:
+        """All tokens that begin in these lines of one statement."""
+        number = bisect_left(self._ends, first)
+        if number not in self._made:
+            self._made[number] = self._tokens(number)
+        made = self._made[number]
+        return made[bisect_left(made, first, key=_line) : bisect_right(made, last, key=_line)]
+
+    def _tokens(self, number: int) -> list[_Token]:
+        above = self._ends[number - 1] if number else 0
+        try:
+            return list(_tokens(self._lines[above : self._ends[number]], above))
+        except (SyntaxError, tokenize.TokenError):
+            # a backslash at the end of the part
+            return list(_tokens(self._lines, 0))
+
+
+def _line(token: _Token) -> int:
+    return token[0][0]
 
 
 def _imports(tree: ast.Module, name: str) -> bool:
@@ -69,20 +111,29 @@ def _imports(tree: ast.Module, name: str) -> bool:
     )
 
 
-def _tokens(source: str, lines: list[str]) -> Iterator[_Token]:
-    """All tokens that mean something, an f-string or t-string as one token with its exact source."""
+def _tokens(lines: list[str], above: int) -> Iterator[_Token]:
+    """All tokens that mean something, an f-string or t-string as one token with its exact source.
+
+    `lines` begin a logical line at the top level; they have `above` lines above them.
+    """
     depth = 0
     opened = (0, 0)
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type in _OPENS:
-            opened = opened if depth else token.start
+    for kind, string, (top, left), (bottom, right), _ in tokenize.generate_tokens(_reader(lines)):
+        if kind in _OPENS:
+            opened = opened if depth else (top, left)
             depth += 1
-        elif token.type in _CLOSES:
+        elif kind in _CLOSES:
             depth -= 1
             if not depth:
-                yield opened, token.end, _slice(lines, opened, token.end)
-        elif not depth and token.type not in _DROPPED:
-            yield token.start, token.end, _MARKERS.get(token.type, token.string)
+                text = _slice(lines, opened, (bottom, right))
+                yield (opened[0] + above, opened[1]), (bottom + above, right), text
+        elif not depth and kind not in _DROPPED:
+            yield (top + above, left), (bottom + above, right), _MARKERS.get(kind, string)
+
+
+def _reader(lines: list[str]) -> Callable[[], str]:
+    left = iter(lines)
+    return lambda: next((f"{line}\n" for line in left), "")
 
 
 def _slice(lines: list[str], start: _Position, end: _Position) -> str:
@@ -110,17 +161,14 @@ def _text(tokens: list[_Token], docstrings: dict[_Position, _Position]) -> Itera
             continue
         started = True
         after = text
-        yield _LAYOUT.sub("deepseek_v41", text)
+        yield _LAYOUT.sub("deepseek_v41", text) if "deepseek_v4_1" in text else text
 
 
-def _docstrings(tree: ast.AST, lines: list[str]) -> dict[_Position, _Position]:
+def _docstrings(tree: ast.Module, lines: list[str]) -> dict[_Position, _Position]:
     """Start → end of every docstring, in the columns `tokenize` counts (characters, not bytes)."""
     found = {}
-    for node in ast.walk(tree):
-        if (
-            not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
-            or not node.body
-        ):
+    for node in (tree, *_statements(tree, inside=True)):
+        if not isinstance(node, (ast.Module, *_SCOPES)) or not node.body:
             continue
         first = node.body[0]
         if (
@@ -144,27 +192,42 @@ def _span(node: ast.stmt) -> tuple[int, int]:
     return min([node.lineno, *(item.lineno for item in decorators)]), node.end_lineno or node.lineno
 
 
-def _definitions(scope: ast.AST, path: list[str]) -> list[ast.stmt]:
+def _definitions(
+    scope: ast.AST, path: list[str], index: Callable[[ast.AST], dict[str, list[ast.stmt]]]
+) -> list[ast.stmt]:
     """The statements that define `path[0]`, or `path[1:]` inside the classes of that name."""
-    found = [node for node in _statements(scope) if path[0] in _defined(node)]
+    found = index(scope).get(path[0], [])
     if len(path) == 1:
         return found
     return [
-        inner for node in found if isinstance(node, ast.ClassDef) for inner in _definitions(node, path[1:])
+        inner
+        for node in found
+        if isinstance(node, ast.ClassDef)
+        for inner in _definitions(node, path[1:], index)
     ]
 
 
-def _statements(scope: ast.AST) -> Iterator[ast.stmt]:
-    """The statements of one scope in order, those in `if`, `try`, `with` and loops too."""
-    for child in ast.iter_child_nodes(scope):
-        if isinstance(child, ast.stmt):
-            yield child
-        if not isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.expr)):
-            yield from _statements(child)
+def _index(scope: ast.AST) -> dict[str, list[ast.stmt]]:
+    """Name → the statements of a scope that define it."""
+    found: dict[str, list[ast.stmt]] = {}
+    for node in _statements(scope):
+        for name in _defined(node):
+            found.setdefault(name, []).append(node)
+    return found
+
+
+def _statements(scope: ast.AST, *, inside: bool = False) -> Iterator[ast.stmt]:
+    """The statements of one scope in order, those in `if`, `try`, `with` and loops too; `inside` other scopes too."""
+    for block in _BLOCKS:
+        for child in getattr(scope, block, ()):
+            if isinstance(child, ast.stmt):
+                yield child
+            if inside or not isinstance(child, _SCOPES):
+                yield from _statements(child, inside=inside)
 
 
 def _defined(node: ast.stmt) -> set[str]:
-    if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+    if isinstance(node, _SCOPES):
         return {node.name}
     if isinstance(node, ast.Assign):
         names = [item for target in node.targets for item in ast.walk(target) if isinstance(item, ast.Name)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import tokenize
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
 
 from packaging.version import InvalidVersion, Version
 
@@ -59,19 +61,23 @@ class Match:
 def observe(manifest: Manifest, read: Callable[[str], bytes | None]) -> dict[str, str]:
     """The fingerprint of every symbol of `manifest`; `read` gives a module's bytes, None when it does not exist."""
     observed = {}
-    for module in sorted({symbol.module for symbol in manifest.symbols}):
-        symbols = [symbol for symbol in manifest.symbols if symbol.module == module]
+    # sorted, and a module goes first in what they are sorted by
+    for module, group in groupby(manifest.symbols, key=lambda symbol: symbol.module):
+        symbols = list(group)
         source = read(module)
-        found = _fingerprints(source, [symbol.name for symbol in symbols])
+        plain = None if source is None else hook.strip(source)
+        found = _fingerprints(plain, tuple(symbol.name for symbol in symbols))
         observed.update({symbol.key: found[symbol.name] for symbol in symbols})
     return observed
 
 
-def _fingerprints(source: bytes | None, names: list[str]) -> dict[str, str]:
+# `verify` asks twice; as many modules as four releases have
+@lru_cache(maxsize=256)
+def _fingerprints(source: bytes | None, names: tuple[str, ...]) -> dict[str, str]:
     if source is None:
         return dict.fromkeys(names, ABSENT)
     try:
-        return fingerprint.fingerprints(hook.strip(source).decode("utf-8"), names)
+        return fingerprint.fingerprints(source.decode("utf-8"), names)
     except (SyntaxError, ValueError, tokenize.TokenError, RecursionError):
         return dict.fromkeys(names, UNREADABLE)
 

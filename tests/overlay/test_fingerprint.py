@@ -23,6 +23,17 @@ def f(a, *, b=2):
     return b
 '''
 
+TRICKY = '''
+def f(a, b=f"é{a!r:>{3}} {{x}}" "t", c="ünï"):
+    """doc ü"""
+    return (f"""ü{a}
+   é{a:{b}} {a["x"]}""" + rf'{a}\\d{{' + F"{'nested' f'{a}'}" + f"{a=}" + b"x".decode())  # é
+class A:
+    def n(self): return f'{self.x}' f"{{}}"  # é
+    x: int = \\
+        f"{1}"
+'''
+
 
 def of(source: str, name: str = "f") -> str:
     return fingerprints(source, [name])[name]
@@ -162,6 +173,32 @@ def test_the_two_layout_names_are_one():
     assert of("X = 'deepseek_v4_12'", "X") != of("X = 'deepseek_v412'", "X")
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        BASE,
+        TRICKY,
+        "X = 1; Y = 2\nZ = 3\n",
+        'X = 1; Y = """\n"""; Z = (\n3); W = 4\nV = 5',
+        "X = 1; \\\n  Y = 2\nZ = 3\n",
+        "X = 1 \\\n\nY = 2\n",
+        "X = 1\n\\\ndef f(): return 2\n",
+        '"""Module.\n"""; X = 1\n',
+        "@(\n  dec\n)\ndef f():\n    return 1\n\n\n@dec  # why\n# here\n@other(\n 1)\nclass K:\n  'doc'\n  def m(self): 'd'; return 1\n",
+        "if X: Y = 1\nif (Y\n   and X): Z = 1\nelse:\n  # c\n  Z = 2; W = '''\n'''; V = 1\n",
+        "try:\n  X = 1\nexcept E:\n  X = 2\nelse:\n  X = 3\nfinally:\n  X = 4\nmatch X:\n  case 1:\n    X = 5\n  case _:\n    def f(): 'd'\n",
+    ],
+)
+def test_a_statement_read_alone_has_the_tokens_that_it_has_in_its_module(source, monkeypatch):
+    names = ["f", *"KVWXYZA", "K.m", "A.n", "A.x"]
+    alone = fingerprints(source, names)
+    assert set(alone.values()) != {ABSENT}
+    monkeypatch.setattr(
+        fingerprint._Parts, "_tokens", lambda self, number: list(fingerprint._tokens(self._lines, 0))
+    )
+    assert fingerprints(source, names) == alone
+
+
 def test_what_no_python_can_parse_raises():
     with pytest.raises(SyntaxError):
         of("def f(:\n")
@@ -198,18 +235,6 @@ def under(python: str, jobs: list[tuple[str, list[str]]]) -> list[dict[str, str]
     done = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-TRICKY = '''
-def f(a, b=f"é{a!r:>{3}} {{x}}" "t", c="ünï"):
-    """doc ü"""
-    return (f"""ü{a}
-   é{a:{b}} {a["x"]}""" + rf'{a}\\d{{' + F"{'nested' f'{a}'}" + f"{a=}" + b"x".decode())  # é
-class A:
-    def n(self): return f'{self.x}' f"{{}}"  # é
-    x: int = \\
-        f"{1}"
-'''
 
 
 def test_every_python_here_computes_the_same_for_awkward_sources(tmp_path):
