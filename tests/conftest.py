@@ -35,6 +35,11 @@ from tests.pythons import reason
 
 TESTS = Path(__file__).parent
 
+# tests side by side, and what they start, would each take all cores for torch's threads, and wait for one another: no
+# tensor of a test is large enough to gain by them
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # what is ignored where the tests were started (in the background, under `nohup`) stays ignored in what they start
 for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) == signal.SIG_IGN:
