@@ -56,6 +56,11 @@ def test_variant(op: str, variant: Any, arch: str) -> None:
     assert "e4m3x2" not in code.ptx
     if op.startswith("mhc_"):
         assert build.shared_bytes <= compile_gate.SMALL_SHARED_BYTES
+    if hasattr(variant, "build"):
+        from deepinfer_sm80 import tile
+
+        # what a kernel is refused for is known before it is compiled, and must not be less than what it needs then
+        assert build.shared_bytes <= tile.shared_bytes(variant.build())
     if op in DECODERS:
         assert not re.search(r"mul\.\w*\.?ftz", code.ptx)
 

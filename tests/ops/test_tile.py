@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.ops.catalog import LANGUAGES
-
 pytest.importorskip("torch")
 pytestmark = pytest.mark.kernels
 
@@ -79,18 +77,3 @@ def test_every_architectures_own_limit_holds(tiles: Any, monkeypatch: pytest.Mon
         tiles.kernel(variant)
     monkeypatch.setenv("DEEPINFER_FORCE_ARCH", "sm80")
     assert tiles.kernel(variant) == "large"
-
-
-@pytest.mark.parametrize("op", [op for op in LANGUAGES if "tilelang" in LANGUAGES[op]])
-def test_no_kernel_needs_more_shared_memory_than_its_arrays_take(op: str) -> None:
-    """What a kernel is refused for is known before it is compiled, and must not be less than what it needs then."""
-    import importlib
-
-    pytest.importorskip("tilelang")
-    from deepinfer_sm80 import tile
-
-    from deepinfer_cli.validate import artifact
-
-    for variant in importlib.import_module(f"deepinfer_sm80.ops.{op}.tilelang").variants("sm80"):
-        needed = artifact.make(variant, "sm80").shared_bytes
-        assert needed <= tile.shared_bytes(variant.build()), variant.name
