@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from filelock import FileLock
 
 from deepinfer_cli.detect import wheel
 from deepinfer_cli.overlay import manifest as manifests
@@ -132,6 +133,27 @@ def fake_payload(tmp_path: Path) -> Callable[..., Payload]:
         return load_payload(root)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[], str]], str]:
+    """`once(key, make)`: the text that `make` makes, made once in this session, whichever worker asks first.
+
+    For what takes seconds and that several tests look at; everything that the text depends on is in `key`.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "once"
+    folder.mkdir(exist_ok=True)
+
+    def get(key: str, make: Callable[[], str]) -> str:
+        path = folder / hashlib.sha256(key.encode()).hexdigest()
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                text = make()
+                path.write_text(text, encoding="utf-8")
+            return path.read_text(encoding="utf-8")
+
+    return get
 
 
 @pytest.fixture(scope="session")

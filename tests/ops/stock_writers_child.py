@@ -1,19 +1,18 @@
 """Runs stock's own writers in the interpreter, on our workloads, against our oracles.
 
-`stock_writers_child.py RELEASE FOLDER` (with `TRITON_INTERPRET=1`): the kernels are cut out of the release's files into a module in
-FOLDER. Prints one JSON line per case: `[id, bytes, different bytes, largest difference of a byte]`.
+`stock_writers_child.py OP FOLDER` (with `TRITON_INTERPRET=1`): FOLDER's `stock_writers.py` holds the op's kernels, cut out of a release's
+files by the test. Prints one JSON line per case: `[id, bytes, different bytes, largest difference of a byte]`.
 
 The interpreter multiplies and adds where a GPU's code has one fused step, and stock's norm sums in an order of its own.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
-import stock_source
 import torch
 import triton.language as tl
 from deepinfer_sm80.ops.indexer_k import workloads as indexer_k
@@ -22,26 +21,6 @@ from deepinfer_sm80.ops.kv_insert import workloads as kv_insert
 from triton.runtime import interpreter as triton_interpreter
 
 from deepinfer_cli.validate import interpreter
-
-# file → the kernels and helpers to cut out
-SOURCES = {
-    "models/deepseek_v41/common/ops/fused_compress_quant_cache.py": ("_rope_quant_insert_kernel",),
-    "models/deepseek_v41/common/ops/indexer_k_store.py": ("_indexer_k_norm_rope_quant_store_kernel",),
-    "models/deepseek_v4/common/ops/fused_indexer_q.py": (
-        "_get_cos_sin",
-        "FusedIndexerQRopeQuantTritonKernel.kernel",
-    ),
-}
-# branches that SM8x never takes call these
-HEAD = """import triton
-import triton.language as tl
-@triton.jit
-def _fp32x2_to_fp4x2(x_lo, x_hi):
-    return x_lo.to(tl.uint8)
-@triton.jit
-def pack_ue8m0_x4(scale):
-    return scale.to(tl.int32)
-"""
 
 
 def cast_as_torch_does() -> None:
@@ -57,12 +36,6 @@ def cast_as_torch_does() -> None:
         return handle(codes.numpy(), tl.float8e4nv)
 
     builder.create_fp_to_fp = create_fp_to_fp
-
-
-def cut_out(package: Path, folder: Path) -> Any:
-    """A module that holds stock's kernels and nothing else."""
-    parts = [part for file, names in SOURCES.items() for part in stock_source.kernels(package / file, names)]
-    return stock_source.module("stock_writers", [HEAD, *parts], folder)
 
 
 def stock_insert(kernels: Any, **inputs: Any) -> None:
@@ -116,23 +89,27 @@ def check(workloads: Any, case: Any, function: Any) -> None:
     print(json.dumps([case.id, len(away), int((away != 0).sum()), int(away.max())]))
 
 
-def main(package: Path, folder: Path) -> None:
+OPS = {
+    "kv_insert": (kv_insert, stock_insert),
+    "indexer_k": (indexer_k, stock_store),
+    "indexer_q": (indexer_q, stock_queries),
+}
+
+
+def main(op: str, folder: str) -> None:
     """The cases of finite values in which there is something to write."""
     interpreter.install()
     cast_as_torch_does()
-    kernels = cut_out(package, folder)
-    for workloads, function in (
-        (kv_insert, stock_insert),
-        (indexer_k, stock_store),
-        (indexer_q, stock_queries),
-    ):
-        for case in workloads.cases("smoke"):
-            kind = case.params.get("kind")
-            # what overflows is another thing there
-            defined = kind != "nonfinite" and (kind != "edges" or workloads is kv_insert)
-            if defined and case.params["tokens"] and case.params.get("heads", 1):
-                check(workloads, case, lambda function=function, **inputs: function(kernels, **inputs))
+    sys.path.insert(0, folder)
+    kernels = importlib.import_module("stock_writers")
+    workloads, function = OPS[op]
+    for case in workloads.cases("smoke"):
+        kind = case.params.get("kind")
+        # what overflows is another thing there
+        defined = kind != "nonfinite" and (kind != "edges" or workloads is kv_insert)
+        if defined and case.params["tokens"] and case.params.get("heads", 1):
+            check(workloads, case, lambda **inputs: function(kernels, **inputs))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*sys.argv[1:])
