@@ -50,11 +50,13 @@ class InstallOptions:
 def run(opts: InstallOptions, out: Output) -> Result:
     """Installs, or shows what an install would do."""
     _check(opts)
+    # a wrong path is said before what the machine lacks, and what it lacks before a download
+    named = None if opts.wheel else install_wheel.target_of(opts, out)
     gpus = detect_gpus()
     decision = resolve_archs(gpus, opts.arch)
     for text in decision.warnings:
         out.warn(text)
-    target = install_wheel.target_of(opts, out)
+    target = named or install_wheel.target_of(opts, out)
     if opts.dry_run:
         return _dry_run(opts, out, target, decision)
     asked = False

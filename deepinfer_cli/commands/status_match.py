@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from deepinfer_cli.detect.target import Target, TargetKind
+from deepinfer_cli.errors import RefusedError
 from deepinfer_cli.overlay.inspect import Inspection
 from deepinfer_cli.overlay.manifest import Manifest
+from deepinfer_cli.overlay.record import Record
 from deepinfer_cli.overlay.site import FileState, FileStatus
 from deepinfer_cli.render import plural
 
@@ -32,6 +34,8 @@ def match_of(target: Target, found: Inspection) -> tuple[dict[str, Any], tuple[F
     if target.layout is None:
         reason = "it has no DeepSeek-V4.1 model folder"
         return {"match": "unsupported", "release": None, "reason": reason}, ()
+    if gone := _missing(target, known, record):
+        return {"match": "unsupported", "release": None, "reason": gone}, ()
     seen = matching.match(known, target.version, matching.observe(known, matching.reader(target)))
     drift = _drift(target, seen.hooked(tuple(op.name for op in known.ops))) if record is None else ()
     if seen.kind is None:
@@ -48,6 +52,18 @@ def match_of(target: Target, found: Inspection) -> tuple[dict[str, Any], tuple[F
             "usable": usable,
         }, drift
     return {"match": seen.kind, "release": seen.release, "reason": ""}, drift
+
+
+def _missing(target: Target, known: Manifest, record: Record | None) -> str | None:
+    """What an install says of modules that vLLM came with and that are gone."""
+    from deepinfer_cli.overlay.changes import refuse_missing
+
+    modules = {symbol.module for symbol in known.symbols}
+    try:
+        refuse_missing(target, filter(None, map(target.module_path, modules)), record)
+    except RefusedError as error:
+        return f"{error.message}: {', '.join(map(str, error.paths))}; {error.hint}"
+    return None
 
 
 def _drift(target: Target, modules: tuple[str, ...]) -> tuple[FileStatus, ...]:

@@ -67,3 +67,19 @@ def test_docker_paths_that_no_docker_reads_alike_are_refused(
 def test_the_compose_command_can_be_pasted(cli: Cli, fake: FakeVllm, tmp_path: Path) -> None:
     run = cli("export", "docker", "--target", fake.site, "--into", tmp_path / "m n")
     assert f"-f '{tmp_path}/m n/compose.deepinfer.yaml' up" in run.out
+
+
+def test_status_of_a_vllm_that_lacks_a_file_says_what_an_install_says(cli: Cli, fake: FakeVllm) -> None:
+    fake.cache_utils.unlink()
+    refused = cli("install", "--target", fake.site, "--arch", "sm80", "--partial", "--yes")
+    assert refused.code == 4 and "error[file-missing]" in refused.err
+    run = cli("status", "--target", fake.site)
+    assert str(fake.cache_utils) in run.out and "reinstall vLLM" in run.out
+    assert "next:" not in run.err and "--partial" not in run.err
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_wrong_path_is_said_before_a_missing_gpu(cli: Cli, tmp_path: Path) -> None:
+    run = cli("install", "--target", tmp_path / "none")
+    assert run.code == 3 and "error[vllm-not-found]" in run.err
+    assert "gpu-not-found" not in run.err
