@@ -18,6 +18,7 @@ from deepinfer_sm80.ops.sparse_prefill import tilelang as kernel  # noqa: E402
 from deepinfer_sm80.ops.sparse_prefill import workloads  # noqa: E402
 
 from deepinfer_cli.validate.compare import compare_outputs, tolerances_of  # noqa: E402
+from tests.ops.compiled import Once, code_of  # noqa: E402
 
 CASES = {case.name: case for case in workloads.cases("smoke")}
 # what stays with the Triton kernel
@@ -148,14 +149,15 @@ def test_nothing_is_launched_where_there_is_nothing_to_read(
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("heads", [16, 32])
-def test_it_fits_two_ctas_on_an_sm(heads: int, arch: str) -> None:
+def test_it_fits_two_ctas_on_an_sm(heads: int, arch: str, once: Once) -> None:
     pytest.importorskip("tilelang")
     from deepinfer_cli.validate import compile_gate
 
     variant = kernel.pick(heads)
     assert variant in kernel.variants(arch)
-    build, reasons = compile_gate.compile_variant(variant, arch)
-    assert reasons == ()
+    code = code_of(once, variant, arch)
+    build = compile_gate.build_of(code, arch)
+    assert compile_gate.judge(build, code.ptx, arch, expects_mma=True) == ()
     assert build.mma
     assert build.spill_bytes == 0
     assert build.shared_bytes <= compile_gate.SMALL_SHARED_BYTES
