@@ -91,6 +91,11 @@ def make_jobs(work: Path, groups: dict[str, str]) -> list[Job]:
         gpus=2,
         env=known["pp2"].env,
     )
+    bare = replace(
+        staged,
+        what="two GPUs, pipeline of two and six layers, CUDA graphs",
+        env={**staged.env, "VLLM_PP_LAYER_PARTITION": "2,6"},
+    )
     return [
         Job(
             replace(make("timed-accelerate", timed, "sm80"), kv_bytes=None),
@@ -121,6 +126,8 @@ def make_jobs(work: Path, groups: dict[str, str]) -> list[Job]:
         # stock starts no pipeline of V4.1: its figures of one GPU then
         Job(make("pp2-sm80", "pp2", "sm80"), against="stock-graphs", check=exchanges_in_order),
         Job(make("pp2-graphs", staged, "sm80"), against="stock-graphs", check=exchanges_in_order),
+        # a first stage of windows alone knows other cache layouts than the next one
+        Job(make("pp2-two-layers", bare, "sm80"), refused="Workers disagree on supported KV cache layouts"),
         # their runner hands later stages no token ids, which the experts of a model with vision are chosen by
         *(
             Job(make(f"pp2-{version}", "pp2", "sm80"), version, refused="MoE routing requires input_ids")

@@ -334,6 +334,7 @@ def test_the_end_to_end_runs() -> None:
     document = json.loads((FOLDER / "checks" / "e2e_2026-11-30.json").read_text(encoding="utf-8"))
     assert document["ok"] and all(run["ok"] for run in document["runs"].values())
     refused = {name: run["refused"] for name, run in document["runs"].items() if run["refused"]}
+    assert "Workers disagree on supported KV cache layouts" in refused.pop("pp2-two-layers")
     assert refused.keys() == {"pp2-0.32.0", "pp2-0.31.0", "pp2-0.30.0"}
     assert all("vision MoE routing requires input_ids" in words for words in refused.values())
     assert {"pp2-sm80", "pp2-graphs", "tp2-sm80", "sm80-draft", "sm80-long"} <= document["runs"].keys()
