@@ -35,8 +35,8 @@ for line in "${pythons[@]}"; do
   [ "$version" = "$first_version" ] && continue
   echo "== Python $version: what can differ by Python (tests/pythons.py says why)"
   install ".venv-$version" "${line#*$'\t'}" unit
-  ".venv-$version/bin/python" -m pytest -q -n "$workers" -m "pythons and not kernels" -p no:cacheprovider
+  ".venv-$version/bin/python" -m pytest -q -n "$workers" --dist worksteal -m "pythons and not kernels" -p no:cacheprovider
 done
 
 echo "== Python $first_version: all tests"
-.venv/bin/python -m pytest -q -n "$workers"
+.venv/bin/python -m pytest -q -n "$workers" --dist worksteal

@@ -52,7 +52,10 @@ esac
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHON", "TORCH_INDEX")}
     subprocess.run(["bash", root / "scripts" / "run_tests.sh"], env=env | {"WORKERS": "2"}, check=True)
-    said = [line.partition("/bin/python -m pytest -q -n 2")[::2] for line in log.read_text().splitlines()]
+    said = [
+        line.partition("/bin/python -m pytest -q -n 2 --dist worksteal")[::2]
+        for line in log.read_text().splitlines()
+    ]
     assert [(where.rpartition("/")[2], asked.strip()) for where, asked in said] == [
         (".venv-3.9", "-m pythons and not kernels -p no:cacheprovider"),
         (".venv-3.10", "-m pythons and not kernels -p no:cacheprovider"),
