@@ -19,6 +19,7 @@ from deepinfer_cli import app
 from deepinfer_cli.planner.weights import PARTS
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "05_TOPOLOGY_1M_CONTEXT_ANALYSIS_SM80.md"
+# GiB, as nvidia-smi shows them
 CARDS = (24, 40, 48, 64, 80)
 # the cards whose commands are shown; the others' differ in --gpu-memory alone
 SHOWN = 64
@@ -67,7 +68,11 @@ LEVERS = (
     "--expert-parallel",
 )
 # the pools that the authors of the original published for six cards of 64 GB; how they served is not, so it is assumed
-ASSUMED = "--context 1048576 --max-num-batched-tokens 2048 --max-num-seqs 16 --gpu-memory-utilization 0.96"
+ASSUMED_SHARE, SHARES = 0.96, (0.97, 0.98)
+ASSUMED = (
+    "--context 1048576 --max-num-batched-tokens 2048 --max-num-seqs 16 "
+    f"--gpu-memory-utilization {ASSUMED_SHARE}"
+)
 PUBLISHED = (
     (
         Row("TP2 x PP3 (14,14,12)", 6, "tp2pp3", f"--partition 14,14,12 {ASSUMED}"),
@@ -181,8 +186,9 @@ def levers() -> str:
 
 
 def published() -> str:
-    """Pools that others published, beside ours."""
-    lines = [["Layout", "Published", "`plan`", "Contexts", "Difference"], ["---"] * 2 + ["---:"] * 3]
+    """Pools that others published, beside ours, and the differences with a little more of the card."""
+    head = ["Layout", "Published", "`plan`", "Contexts", "Difference", *(f"with {share}" for share in SHARES)]
+    lines = [head, ["---"] * 2 + ["---:"] * (len(head) - 2)]
     for row, said, tokens in PUBLISHED:
         pool = plan(row.command(SHOWN))[1]["layout"]["pool"]
         lines.append(
@@ -191,10 +197,16 @@ def published() -> str:
                 said,
                 f"{pool['tokens']:,}",
                 f"{pool['contexts']:.2f}",
-                f"{100 * pool['tokens'] / tokens - 100:+.0f} %",
+                *(f"{100 * ratio(row, tokens, share) - 100:+.0f} %" for share in (ASSUMED_SHARE, *SHARES)),
             ]
         )
     return table(lines) + "\n\n```sh\n" + "\n".join(row.command(SHOWN) for row, *_ in PUBLISHED) + "\n```"
+
+
+def ratio(row: Row, tokens: int, share: float = ASSUMED_SHARE) -> float:
+    """The pool of `plan` over `tokens` that were published, with that share of the card."""
+    command = row.command(SHOWN).replace(f"utilization {ASSUMED_SHARE}", f"utilization {share}")
+    return float(plan(command)[1]["layout"]["pool"]["tokens"] / tokens)
 
 
 def table(rows: list[list[str]]) -> str:

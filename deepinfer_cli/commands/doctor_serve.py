@@ -172,6 +172,7 @@ def advice_data(advice: Advice) -> dict[str, Any]:
             "partition": list(best.layout.partition),
             "expert_parallel": best.layout.expert_parallel,
             "tokens": best.tokens,
+            "cuda_gib": round(best.memory, 2),
             "usable_gib": round(best.usable, 2),
             "stages": [
                 {name: round(value, 2) for name, value in stage.parts.items()} for stage in best.stages

@@ -22,7 +22,12 @@ Gpus = Annotated[
 ]
 GpuMemory = Annotated[
     float | None,
-    option("--gpu-memory", metavar="GIB", callback=_positive, help="GiB of one; default: this machine's."),
+    option(
+        "--gpu-memory",
+        metavar="GIB",
+        callback=_positive,
+        help="GiB of one: nvidia-smi's MiB / 1,024; default: this machine's.",
+    ),
 ]
 HostMemory = Annotated[
     float | None,
@@ -62,7 +67,7 @@ Utilization = Annotated[
         "--gpu-memory-utilization",
         metavar="SHARE",
         callback=_positive,
-        help="vLLM's share of a card; default 0.92.",
+        help="vLLM's share of what CUDA sees of a card; default 0.92.",
     ),
 ]
 Engram = Annotated[

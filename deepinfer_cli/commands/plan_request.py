@@ -52,7 +52,7 @@ class PlanOptions:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """GPUs, GiB of each, GiB of the host (None where it is not known), and whether they are this machine's."""
+    """GPUs, GiB of each as nvidia-smi shows them, GiB of the host (None where it is not known), and whether they are this machine's."""
 
     gpus: int
     gib: float

@@ -27,7 +27,7 @@ class Gpu:
     Attributes:
         index: NVML's index (PCI order).
         capability: compute capability, None when the driver is too old to say.
-        memory_bytes: total memory, None when unknown.
+        memory_bytes: total memory as the driver says it, None when unknown; CUDA sees about 1 % less (`serve.memory.CUDA_SEES`).
         mig: MIG mode is on: processes see slices of this card.
     """
 

@@ -22,6 +22,11 @@ TENSOR_PARALLEL = (1, 2, 4, 8)
 DRAFT_TOKENS = 5
 BLOCK_SIZE = 128
 SEQUENCES = 256
+# CUDA's total of a card (`cudaMemGetInfo`, of which vLLM takes its share) over nvidia-smi's and NVML's: the driver keeps the rest.
+# In PyTorch's out-of-memory messages, as users have published them, a card of 80 GiB has 79.15, of 48 47.54, of 40 39.39 to
+# 39.56, of 24 23.69: shares of 0.985 to 0.990, and that of 80 GiB is taken for all. On an H200 it was more: 139.80 GiB
+# (benchmarks/results/checks/plan_2026-11-30.json) of the 143,771 MiB that nvidia-smi shows of one.
+CUDA_SEES = 0.9894
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +149,18 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A layout on GPUs of `memory` GiB.
+    """A layout on GPUs of `card` GiB.
 
     Attributes:
-        usable: GiB that vLLM may take of one GPU.
+        card: GiB of one GPU, as nvidia-smi and NVML say it.
+        memory: GiB of it that CUDA sees.
+        usable: GiB that vLLM may take of those.
         stages: first to last.
         pool: what vLLM would report, even where it is too small to start with.
     """
 
     layout: Layout
+    card: float
     memory: float
     usable: float
     stages: tuple[Stage, ...]
@@ -184,7 +192,16 @@ class Estimate:
         stage = self.stages[self.tightest]
         where = f"stage {self.tightest + 1} of " if len(self.stages) > 1 else ""
         summands = " + ".join(f"{size:.1f} {name}" for name, size in stage.parts.items() if size >= 0.05)
-        return f"{where}{self.layout.name}: {summands} = {stage.total:.1f} GiB of {self.usable:.1f} GiB"
+        share = f"{round(100 * self.usable / self.memory, 1):g} % of what CUDA sees"
+        return (
+            f"{where}{self.layout.name}: {summands} = {stage.total:.1f} GiB of {self.usable:.1f} GiB "
+            f"({share}, about {self.memory:.2f} of {round(self.card, 2):g} GiB)"
+        )
+
+
+def cuda_sees(card: float) -> float:
+    """What CUDA has of a card that has `card` in nvidia-smi, NVML or `--gpu-memory`; not for what torch says, which is CUDA's."""
+    return card * CUDA_SEES
 
 
 def expert_padding(layout: Layout) -> float:
@@ -193,9 +210,10 @@ def expert_padding(layout: Layout) -> float:
 
 
 @lru_cache(maxsize=4096)
-def estimate(layout: Layout, memory: float, load: Load) -> Estimate:
-    """What `layout` takes of GPUs with `memory` GiB."""
-    usable = memory * load.utilization
+def estimate(layout: Layout, card: float, load: Load) -> Estimate:
+    """What `layout` takes of GPUs with `card` GiB, as nvidia-smi shows them."""
+    seen = cuda_sees(card)
+    usable = seen * load.utilization
     spans = kv.stages(load.model, layout.partition)
     parts = [_parts(layout, load, index, layers) for index, layers in enumerate(spans)]
     free = [int((usable - sum(part.values())) * GIB) for part in parts]
@@ -204,7 +222,7 @@ def estimate(layout: Layout, memory: float, load: Load) -> Estimate:
         Stage(part, layers, tp, size)
         for part, layers, tp, size in zip(parts, spans, layout.tps, pool.block_bytes, strict=True)
     )
-    return Estimate(layout, memory, usable, stages, pool, _host(layout, load))
+    return Estimate(layout, card, seen, usable, stages, pool, _host(layout, load))
 
 
 def _parts(layout: Layout, load: Load, index: int, layers: range) -> dict[str, float]:

@@ -33,7 +33,7 @@ def test_the_table(name: str, gpus: int, gib: int) -> None:
     advice = advise(gpus, gib)
     if advice.best is None:
         assert all(text in row for text in advice.nearest)
-        total = advice.reasons[1].rpartition(" = ")[2]
+        total = advice.reasons[1].rpartition(" = ")[2].partition(" (")[0]
         assert f"| nothing: {total} without KV in the best layout" in row
         return
     best = advice.best
@@ -45,6 +45,15 @@ def test_the_table(name: str, gpus: int, gib: int) -> None:
 def test_the_lines(gpus: int, gib: int) -> None:
     line = advise(gpus, gib).line
     assert line is not None and f"\n{line}\n" in DOC
+
+
+def test_what_cuda_sees_and_how_narrow_the_fit_of_48_is() -> None:
+    large, *others = (f"{memory.cuda_sees(gib):.2f} of {gib}" for gib in (80, 48, 40, 24))
+    assert f"about {large} GiB, {', '.join(others)}." in DOC
+    best = advise(8, 48).best
+    assert best is not None and f"{best.pool.concurrency:.2f} contexts of {best.pool.context:,}" in DOC
+    assert not memory.estimate(best.layout, 48 - 0.12, Load(context=best.pool.context)).serves()
+    assert advise(8, 45).best is None
 
 
 def workspace(load: Load) -> float:
