@@ -31,11 +31,13 @@ def parse(text: str) -> tuple[int, ...]:
         )
     for tp in tps:
         if tp not in memory.TENSOR_PARALLEL:
-            near = min(memory.TENSOR_PARALLEL, key=lambda one: (abs(one - tp), one))
+            least = min(abs(one - tp) for one in memory.TENSOR_PARALLEL)
+            near = [one for one in memory.TENSOR_PARALLEL if abs(one - tp) == least]
             raise UsageError(
                 f"TP{tp}: the model's 64 heads and 8 output groups must divide evenly, by 1, 2, 4 or 8",
                 code="layout-impossible",
-                hint=f"the nearest is --layout {words.replace(f'tp{tp}', f'tp{near}')}",
+                hint="the nearest: "
+                + " or ".join(f"--layout {words.replace(f'tp{tp}', f'tp{one}')}" for one in near),
             )
     if not tps:
         raise UsageError(f"{text!r} has no stage", code="layout-impossible", hint="at least pp1")
@@ -137,6 +139,19 @@ def explain(
             break
     assert best is not None
     return best
+
+
+def instead(refused: Layout, gib: float, load: Load, contexts: Sequence[int]) -> str:
+    """The partition that starts, nearest to the one of `refused`; of those that do, one that these GPUs hold if there is."""
+    stages = min(refused.pp, partition.MAX_STAGES)
+    choices = partition.by_distance(refused.partition, stages)
+    tps = (refused.tp,) * stages
+    held = [one for one in choices if explain(tps, one, gib, load, contexts, None).serves]
+    near = held[0] if held else choices[0]
+    fewer = f", in {stages} stages" if stages < refused.pp else ""
+    if not held:
+        return f"the nearest is {partition.text(near)}{fewer}, which does not fit {refused.tp * stages} x {round(gib, 2):g} GiB"
+    return f"the nearest {'' if near == choices[0] else 'that fits '}is {partition.text(near)}{fewer}"
 
 
 def _near(near: tuple[int, ...] | None, stages: int) -> str:

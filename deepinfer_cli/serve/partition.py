@@ -18,6 +18,7 @@ CUTS = tuple(cut for cut in FLASH.cuts if cut > KV_SOURCES[0])
 MAX_STAGES = len(CUTS) + 1
 VARIABLE = "VLLM_PP_LAYER_PARTITION"
 _PUBLISHED = (14, 14, 12)
+_SAME_LAYOUTS = "at the start that all stages know the same KV cache layouts (v1/attention/backends/utils.py, resolve_kv_cache_layout)"
 # 0.33 is the first to hand token ids to the stages after the first
 _TOKEN_IDS_SINCE = 33
 
@@ -136,10 +137,25 @@ def _bare(partition: Sequence[int]) -> str | None:
     first = next(iter(cuts(partition)), LAYERS)
     if first > KV_SOURCES[0]:
         return None
+    return f"the cut before layer {first} makes a first stage without a KV source: vLLM 0.30 to 0.33 asserts {_SAME_LAYOUTS}"
+
+
+def too_many() -> str:
+    """Why no more than `MAX_STAGES` stages start."""
     return (
-        f"the cut before layer {first} makes a first stage without a KV source: vLLM 0.30 to 0.33 asserts "
-        "at the start that all stages know the same KV cache layouts (v1/attention/backends/utils.py, resolve_kv_cache_layout)"
+        f"stages can begin at layers {text(CUTS).replace(',', ', ')} only, so there are at most {MAX_STAGES}: a first stage of one "
+        f"or two layers has no KV source, and vLLM 0.30 to 0.33 asserts {_SAME_LAYOUTS}"
     )
+
+
+def short(partition: Sequence[int]) -> str | None:
+    """What `check` says against whole partitions, in a few words; None where it says nothing."""
+    if len(partition) > MAX_STAGES:
+        return f"it has {len(partition)} stages, and at most {MAX_STAGES} start"
+    wrong = [str(cut) for cut in cuts(partition) if cut not in CUTS]
+    if not wrong:
+        return None
+    return f"no stage can begin at layer {' or '.join(wrong)}: at {text(CUTS).replace(',', ', ')} only"
 
 
 def relayed(partition: Sequence[int]) -> tuple[int, ...]:
@@ -158,13 +174,19 @@ def _refused(given: tuple[int, ...], reason: str, stages: int) -> Verdict:
 
 def nearest(partition: Sequence[int], stages: int) -> tuple[int, ...] | None:
     """The legal partition into `stages` whose cuts are nearest to those of `partition`; None with too many stages."""
-    choices = legal(stages)
-    if not choices:
-        return None
+    return next(iter(by_distance(partition, stages)), None)
+
+
+def by_distance(partition: Sequence[int], stages: int) -> list[tuple[int, ...]]:
+    """The legal partitions into `stages`, those whose cuts are nearest to those of `partition` first, else the most even."""
     wanted = cuts(partition)
-    if len(wanted) != stages - 1:
-        return choices[0]
-    return min(choices, key=lambda one: sum(abs(a - b) for a, b in zip(cuts(one), wanted, strict=True)))
+    if len(wanted) != stages - 1 or min(partition) < 1:
+        return list(legal(stages))
+
+    def moved(one: tuple[int, ...]) -> int:
+        return sum(abs(a - b) for a, b in zip(cuts(one), wanted, strict=True))
+
+    return sorted(legal(stages), key=moved)
 
 
 def _source(layer: int) -> int:

@@ -60,6 +60,7 @@ def test_the_published_layout_is_refused_by_name_and_the_nearest_is_printed() ->
     [
         ((21, 20), None, "add up to 41", (20, 20)),
         ((40, 0), None, "a stage has no layer", (20, 20)),
+        ((0, 40), None, "a stage has no layer", (20, 20)),
         ((20, 20), 3, "has 2 stages, the pipeline has 3", (8, 12, 20)),
         ((13, 14, 13), None, "before layer 13 is inside the group of layer 8", (14, 6, 20)),
         ((5,) * 8, None, "before layer 5 is inside the group of layer 2", None),
@@ -83,6 +84,22 @@ def test_what_is_no_partition_is_no_partition(text: str) -> None:
     with pytest.raises(ValueError, match="no list of layers"):
         partition.parse(text)
     assert partition.parse(" 20, 20") == (20, 20)
+
+
+def test_what_is_refused_in_a_few_words() -> None:
+    assert partition.short((20, 20)) is None and partition.short((40,)) is None
+    assert partition.short((14, 14, 12)) == "no stage can begin at layer 28: at 8, 14, 20 only"
+    assert partition.short((2, 10, 28)) == "no stage can begin at layer 2 or 12: at 8, 14, 20 only"
+    assert partition.short(partition.even(6)) == "it has 6 stages, and at most 4 start"
+
+
+def test_legal_partitions_by_distance() -> None:
+    assert partition.by_distance((9, 31), 2) == [(8, 32), (14, 26), (20, 20)]
+    assert partition.by_distance((0, 40), 2) == list(partition.legal(2))
+    assert (
+        partition.by_distance(partition.even(6), 4) == [(8, 6, 6, 20)]
+        and partition.by_distance((5,) * 8, 8) == []
+    )
 
 
 def test_both_reasons_are_said_of_a_partition_that_has_both() -> None:
