@@ -14,8 +14,8 @@ from deepinfer_cli.errors import ExitCode, UsageError
 from deepinfer_cli.output import Output
 from deepinfer_cli.planner import chart, vllm_check
 from deepinfer_cli.result import ErrorItem, Result
-from deepinfer_cli.serve import layout, memory, partition, reasons, recommend
-from deepinfer_cli.serve.advice import what_would
+from deepinfer_cli.serve import layout, memory, partition, reasons, recommend, settings
+from deepinfer_cli.serve.advice import what_would, without_layout
 from deepinfer_cli.serve.command import serve_line
 from deepinfer_cli.serve.memory import Layout, Load
 from deepinfer_cli.serve.recommend import Option
@@ -44,28 +44,38 @@ def run(opts: PlanOptions, out: Output) -> Result:
     if tps is not None:
         chosen = layout.choose(tps, sizes, machine.gib, load, contexts, opts.expert_parallel, machine.host)
         one = chosen.found[0]
-        refused = [
-            (one.estimate.layout.name, why) for why in reasons.refused(one.estimate.layout, load.release)
-        ]
+        refused = _why_refused(one.estimate.layout, machine, chosen.load, contexts)
     else:
         chosen = recommend.choose(
             machine.gpus, machine.gib, load, contexts, opts.expert_parallel, machine.host
         )
         one = chosen.best or recommend.closest(chosen.found)
-        refused = _refused(machine.gpus, load)
+        refused = _refused(machine, load, contexts)
     found, best = chosen.found, chosen.best
     found.sort(key=lambda option: (not option.serves, recommend.rank(option)))
     checked = _check(opts, target, one, out)
-    data = _data(machine, load, found, one, best, refused, checked)
-    plan_table.show(out, data, explained=tps is not None)
+    data = _data(machine, load, found, one, best, refused, checked) | {"explained": tps is not None}
+    plan_table.show(out, data)
     if opts.chart is not None:
         outfile.write(opts.chart, chart.draw(data, opts.chart.suffix))
         out.note(f"drawn to {opts.chart}")
-    return _result(data, machine, load, contexts, one, best)
+    unchanged = _unchanged(opts, machine, load, contexts) if best is None and tps else None
+    return _result(data, machine, load, contexts, one, best, unchanged)
 
 
-def _refused(gpus: int, load: Load) -> list[tuple[str, str]]:
+def _why_refused(
+    refused: Layout, machine: Machine, load: Load, contexts: Sequence[int]
+) -> list[tuple[str, str]]:
+    """Why nobody gets a layout, with the partition that is nearest where another one would start."""
+    found = list(reasons.refused(refused, load.release))
+    if not refused.stock and not refused.uneven and not partition.no_stages(load.release):
+        found[-1] += f"; {layout.instead(refused, machine.gib, load, contexts)}"
+    return [(refused.name, why) for why in found]
+
+
+def _refused(machine: Machine, load: Load, contexts: Sequence[int]) -> list[tuple[str, str]]:
     """Layouts of so many GPUs that nobody gets, and why."""
+    gpus = machine.gpus
     found: list[tuple[str, str]] = []
     odd = [tp for tp in range(3, min(gpus, 8) + 1) if tp not in memory.TENSOR_PARALLEL]
     if odd:
@@ -74,7 +84,8 @@ def _refused(gpus: int, load: Load) -> list[tuple[str, str]]:
     found += _refused_stages(gpus, load.release)
     for known in (Layout(2, (14, 14, 12)), Layout(2, (14, 26), uneven=(2, 4))):
         if known.gpus == gpus:
-            found.append((known.name, "; ".join(reasons.refused(known, load.release))))
+            why = "; ".join(why for _, why in _why_refused(known, machine, load, contexts))
+            found.append((known.name, why))
     if gpus > 1 and load.speculative and not partition.no_stages(load.release):
         found.append(
             ("DSpark with PP", "vLLM 0.30 to 0.33 raises: the model does not hand the drafter's inputs on")
@@ -94,11 +105,14 @@ def _refused_stages(gpus: int, release: str) -> list[tuple[str, str]]:
         found.append((f"{name} in vLLM's own equal stages",
                       f"stages can begin at layers {cuts} only: elsewhere their layers share a KV cache with those before, "
                       f"and vLLM 0.30 to 0.33 raises NotImplementedError; {partition.VARIABLE} names better ones"))  # fmt: skip
-    if gpus > most:
-        bare = (partition.KV_SOURCES[0], partition.LAYERS - partition.KV_SOURCES[0])
-        why = partition.check(bare).reason.partition(": ")[2]
-        found.append((f"PP{most + 1} and more", f"stages can begin at layers {cuts} only; {why}"))
     return found
+
+
+def _unchanged(opts: PlanOptions, machine: Machine, load: Load, contexts: Sequence[int]) -> str | None:
+    """What these GPUs serve where no layout is asked for."""
+    found = without_layout(machine.gpus, machine.gib, load, contexts, opts.expert_parallel, machine.host)
+    words = "--layout and --partition" if opts.partition else "--layout"
+    return f"{found} (leave {words} out)" if found else None
 
 
 def _check(opts: PlanOptions, target: Target | None, one: Option, out: Output) -> dict[str, Any] | None:
@@ -130,7 +144,8 @@ def _data(
         "gpus": machine.gpus,
         "gpu_memory_gib": round(machine.gib, 2),
         "host_memory_gib": machine.host and round(machine.host, 1),
-        "load": load.data(),
+        "asked": load.data(),
+        "load": one.load.data(),
         "layouts": [plan_table.option_data(option) for option in found],
         "layout": plan_table.option_data(one),
         "starts_on": list(starts),
@@ -139,9 +154,18 @@ def _data(
         "refused": [{"layout": name, "reason": why} for name, why in refused],
         "host": plan_table.host_data(one, machine.host),
         "notes": _notes(load, one, machine),
+        "longer": _longer(found, best),
         "line": line,
         "check": checked,
     }
+
+
+def _longer(found: Sequence[Option], best: Option | None) -> dict[str, Any] | None:
+    """The layout for a longer context than the best one's, where there is one."""
+    other = recommend.longer(found, best) if best is not None and best.held else None
+    if other is None:
+        return None
+    return {"context": other.load.context, "layout": other.estimate.layout.name}
 
 
 def _notes(load: Load, one: Option, machine: Machine) -> list[str]:
@@ -166,7 +190,10 @@ def _notes(load: Load, one: Option, machine: Machine) -> list[str]:
             f"the host has {machine.host:.0f} GiB, too few for Engram's tables ({memory.ENGRAM} GiB, pinned): planned with them on "
             "the GPUs, as with --engram gpu"
         )
-    return found
+    if one.serves:
+        found += reasons.uncertain(one.estimate, one.load)
+    shares = settings.share_findings(load.utilization)
+    return found + [f"{it.name}: {it.text}; {it.hint}" for it in shares]
 
 
 def _result(
@@ -176,26 +203,40 @@ def _result(
     contexts: Sequence[int],
     one: Option,
     best: Option | None,
+    unchanged: str | None,
 ) -> Result:
     if best is not None and best.held:
         return Result("plan", data)
     if best is not None:
         return _no_room(data, machine, load, contexts, best)
-    nearest = tuple(what_would(machine.gpus, machine.gib, load, contexts))
+    nearest = (unchanged,) if unchanged else tuple(what_would(machine.gpus, machine.gib, load, contexts))
     data["nearest"] = list(nearest)
-    what = f"{machine.gpus} x {machine.gib:g} GiB"
+    hint = "the nearest: " + "; or ".join(nearest) if nearest else "more GPUs, or larger ones"
+    said = f"{_does_not(data, one)}: {_lacking(one, load)}"
+    item = ErrorItem("model-does-not-fit", said, unchanged or hint)
+    return Result("plan", data, ExitCode.UNSUPPORTED, (item,))
+
+
+def _does_not(data: dict[str, Any], one: Option) -> str:
+    """What does not serve: the layout that is asked for, or the GPUs."""
+    what = f"{data['gpus']} x {data['gpu_memory_gib']:g} GiB"
+    if not data["explained"]:
+        return f"{what} cannot serve it"
+    name = replace(one.estimate.layout, expert_parallel=False).name
+    return f"{name} does not {'serve it on' if one.estimate.fits else 'fit'} {what}"
+
+
+def _lacking(one: Option, load: Load) -> str:
+    """What there is too little of."""
     short = one.estimate.pool
-    reason = (
+    if one.few and short.concurrency >= load.concurrency:
+        return f"{one.estimate.layout.name} has the logits of {one.load.sequences} sequences; {load.concurrency:g} are asked for"
+    return (
         f"{one.estimate.layout.name} leaves {short.tokens:,} tokens, {short.concurrency:.2f} requests of "
         f"{one.load.context:,}; {one.load.concurrency:g} are asked for"
         if one.estimate.fits
         else f"{one.estimate.arithmetic} at a context of {one.load.context:,}"
     )
-    if one.few and short.concurrency >= load.concurrency:
-        reason = f"{one.estimate.layout.name} has the logits of {one.load.sequences} sequences; {load.concurrency:g} are asked for"
-    hint = "the nearest: " + "; or ".join(nearest) if nearest else "more GPUs, or larger ones"
-    item = ErrorItem("model-does-not-fit", f"{what} cannot serve it: {reason}", hint)
-    return Result("plan", data, ExitCode.UNSUPPORTED, (item,))
 
 
 def _no_room(

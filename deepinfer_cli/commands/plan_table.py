@@ -11,8 +11,10 @@ from deepinfer_cli.serve import reasons
 from deepinfer_cli.serve.recommend import Option
 
 RIGHT: Justify = "right"
-SERVES, SMALL, NO_FIT, NO_HOST, FEW = (
+SERVES, UNCERTAIN, REFUSED, SMALL, NO_FIT, NO_HOST, FEW = (
     "serves",
+    "serves, within what is uncertain of this estimate",
+    "refused",
     "pool too small",
     "does not fit",
     "host memory too small",
@@ -33,6 +35,7 @@ def option_data(option: Option) -> dict[str, Any]:
         "starts_on": list(starts := reasons.starts_on(layout, load)),
         "stock": "stock" in starts,
         "status": status(option),
+        "refused": list(reasons.refused_short(layout, load.release)),
         "note": reasons.short(layout, load),
         "context": load.context,
         "sequences": load.sequences,
@@ -61,11 +64,13 @@ def option_data(option: Option) -> dict[str, Any]:
 
 
 def status(option: Option) -> str:
-    """`SERVES`; `NO_HOST`; `FEW`; `SMALL`; `NO_FIT`."""
+    """`REFUSED`; `SERVES`, `UNCERTAIN`; `NO_HOST`; `FEW`; `SMALL`; `NO_FIT`."""
+    if any(reasons.refused_short(option.estimate.layout, option.load.release)):
+        return REFUSED
     if option.serves and not option.held:
         return NO_HOST
     if option.serves:
-        return SERVES
+        return UNCERTAIN if option.uncertain else SERVES
     if option.few and option.estimate.serves(option.load.concurrency):
         return FEW
     return SMALL if option.estimate.fits else NO_FIT
@@ -84,13 +89,17 @@ def host_data(option: Option, total: float | None) -> dict[str, Any]:
     }
 
 
-def show(out: Output, data: dict[str, Any], *, explained: bool) -> None:
-    """Prints the plan.
+def refused_line(data: dict[str, Any]) -> str | None:
+    """That vLLM refuses the layout that is explained, and why in short; None where it does not."""
+    why = "; ".join(data["layout"]["refused"])
+    return f"refused by vLLM {data['load']['release']}: {why}" if why else None
 
-    Args:
-        explained: one layout was asked for: there is no table of layouts.
-    """
-    if not explained:
+
+def show(out: Output, data: dict[str, Any]) -> None:
+    """Prints the plan."""
+    if refused := refused_line(data):
+        out.line(refused)
+    if not data["explained"]:
         everything = out.verbose > 0
         fitting = [one for one in data["layouts"] if one["status"] != NO_FIT] or [data["layout"]]
         rest = len(data["layouts"]) - len(fitting)
@@ -99,6 +108,8 @@ def show(out: Output, data: dict[str, Any], *, explained: bool) -> None:
             out.line(
                 f"{plural(rest, 'other layout')} of these GPUs {'does' if rest == 1 else 'do'} not fit: -v shows them, with notes"
             )
+    if longer := data["longer"]:
+        out.line(f"note: with --context {longer['context']}: {longer['layout']}")
     out.table(_stages(data["layout"]))
     for line in _lines(data):
         out.line(line)

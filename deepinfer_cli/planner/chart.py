@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,12 @@ def draw(data: dict[str, Any], suffix: str) -> bytes:
     _memory(left, bars, data)
     _pools(right, shown)
     load = data["load"]
-    left.set_title(
+    title = (
         f"DeepSeek-V4.1 on {data['gpus']} x {data['gpu_memory_gib']:g} GiB, vLLM {load['release']}, "
-        f"{load['batched_tokens']:,} batched tokens (planned, not measured)",
-        loc="left",
+        f"{load['batched_tokens']:,} batched tokens (planned, not measured)"
     )
+    why = "; ".join(data["layout"]["refused"])
+    left.set_title(title + (f"\nrefused by vLLM {load['release']}: {why}" if why else ""), loc="left")
     stream = io.BytesIO()
     metadata = {"Date": None} if suffix == ".svg" else {"Software": None}
     figure.savefig(stream, format=suffix[1:], dpi=140, metadata=metadata, bbox_inches="tight")
@@ -73,7 +75,7 @@ def draw(data: dict[str, Any], suffix: str) -> bytes:
 
 def _shown(data: dict[str, Any]) -> list[dict[str, Any]]:
     """The layouts that serve or would; with none those that come nearest."""
-    serving = [one for one in data["layouts"] if one["status"] == "serves" or "not shown" in one["status"]]
+    serving = [one for one in data["layouts"] if one["status"].startswith("serves")]
     near = sorted(data["layouts"], key=lambda one: max(stage["sum_gib"] for stage in one["stages"]))
     return (serving or near[:4])[:_MOST]
 
@@ -96,7 +98,7 @@ def _memory(axes: Any, bars: list[tuple[dict[str, Any], int, dict[str, Any]]], d
     axes.axvline(data["gpu_memory_gib"], color="black", linewidth=1, linestyle=":")
     axes.set_yticks(places, names)
     axes.invert_yaxis()
-    axes.set_xlabel("GiB of one GPU; line: vLLM's share, dots: the card")
+    axes.set_xlabel("GiB of one GPU; line: vLLM's share of what CUDA sees, dots: the card in nvidia-smi")
     axes.margins(y=0.02)
     low = -0.75 / axes.figure.get_figheight()
     axes.legend(loc="upper left", bbox_to_anchor=(-0.3, low), ncols=7, frameon=False, fontsize=8)
@@ -106,14 +108,26 @@ def _pools(axes: Any, shown: list[dict[str, Any]]) -> None:
     """The pool of each layout, with the contexts that it is."""
     places = range(len(shown))
     sizes = [one["pool"]["tokens"] / 1e6 for one in shown]
-    axes.barh(
-        places, sizes, color=["#0072b2" if one["status"] == "serves" else _KV for one in shown], height=0.7
-    )
-    for place, one in zip(places, shown, strict=True):
-        text = f" {one['pool']['contexts']:.2f} x {one['context']:,}" if one["pool"]["tokens"] else ""
-        text += "" if one["status"] == "serves" else f" {one['status']}"
-        axes.text(sizes[place], place, text, va="center")
+    colours = ["#0072b2" if one["status"].startswith("serves") else _KV for one in shown]
+    axes.barh(places, sizes, color=colours, height=0.7)
+    texts = [axes.text(sizes[place], place, _label(one), va="center") for place, one in enumerate(shown)]
     axes.set_yticks(places, [one["name"] for one in shown])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.7 * max(*sizes, 0.1))
+    axes.set_xlim(0, _width(axes, sizes, texts))
+    axes.locator_params(axis="x", nbins=4)
+    if not any(sizes):
+        axes.set_xticks([0])
     axes.set_xlabel("KV pool, million tokens")
+
+
+def _label(one: dict[str, Any]) -> str:
+    """How many contexts the pool holds, and what there is to say of it."""
+    contexts = f" {one['pool']['contexts']:.2f} x {one['context']:,}" if one["pool"]["tokens"] else ""
+    said = {"serves": "", "serves, within what is uncertain of this estimate": " (uncertain)"}
+    return contexts + said.get(one["status"], f" {one['status']}")
+
+
+def _width(axes: Any, sizes: Sequence[float], texts: Sequence[Any]) -> float:
+    """The end of the axis that leaves room for what stands beside each bar."""
+    shares = [text.get_window_extent().width / axes.bbox.width for text in texts]
+    return max(size / max(0.97 - share, 0.2) for size, share in zip(sizes, shares, strict=True)) or 1.0

@@ -12,8 +12,8 @@ from deepinfer_cli.serve.command import serve_line
 from deepinfer_cli.serve.memory import Estimate, Load
 from deepinfer_cli.serve.recommend import CONTEXTS, Option, choose, closest, lengths, options, pick
 
-# of one GPU, GB as they are sold
-_SIZES = (24, 32, 40, 48, 64, 80, 96, 141)
+# of one GPU, GB as they are sold; no card of 8.0, 8.6 or 8.9 has more
+_SIZES = (24, 32, 40, 48, 64, 80)
 # a card of 80 GB may say that it has 79.25 GiB: what is hardly larger is the same card
 _LARGER = 1.05
 # prompts in smaller pieces: slower to fill in, and smaller activations and reserves
@@ -66,7 +66,7 @@ def advice_of(option: Option, gpus: int, host: float | None = None) -> Advice:
     """
     found, load = option.estimate, option.load
     line = serve_line(found.layout, load, huge_pages=reasons.huge_pages(found, load, host))
-    return Advice(found, load, line, tuple(reasons.why(found, load, gpus)))
+    return Advice(found, load, line, (*reasons.why(found, load, gpus), *reasons.uncertain(found, load)))
 
 
 def _none(found: Sequence[Option], gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> Advice:
@@ -91,15 +91,18 @@ def _none(found: Sequence[Option], gpus: int, gib: float, load: Load, contexts: 
 
 
 def what_would(gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> Iterator[str]:
-    """A vLLM that runs stages, what asks for less, the fewest GPUs of this size, and the smallest size of this many."""
-    asked, *less, tight = _changes(load, contexts)
+    """A vLLM that runs stages, what asks for less, the fewest GPUs of this size, and the smallest size of this many.
+
+    What fills the card comes last.
+    """
+    asked, *less, tight = _changes(load, contexts, _at_once(gpus, gib, load, contexts))
     if partition.no_stages(load.release):
         newer = replace(load, release=Load().release)
         yield from _first(
             [(f"these GPUs with vLLM {newer.release}", gpus, gib)], (("", newer, tuple(contexts)),)
         )
     here = list(_first([("these GPUs", gpus, gib)], less))
-    yield from here or _first([("these GPUs", gpus, gib)], (tight,))
+    yield from here
     enough = math.ceil(_least(load) / (gib * load.utilization))
     known = _counts(load.release)
     most = min(gpus, known[-1])
@@ -116,6 +119,30 @@ def what_would(gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> It
             [(f"{count} GPUs of {size} GB", count, float(size)) for _, count, size in machines], (asked,)
         )
     yield from found
+    if not here:
+        yield from _first([("these GPUs", gpus, gib)], (tight,))
+
+
+def without_layout(
+    gpus: int,
+    gib: float,
+    load: Load,
+    contexts: Sequence[int],
+    expert_parallel: bool | None,
+    host: float | None,
+) -> str | None:
+    """What these GPUs serve as they are, where a layout was asked for that they do not; None where there is nothing."""
+    best = choose(gpus, gib, load, contexts, expert_parallel, host).best
+    return f"these GPUs, unchanged: {_named(best)}" if best and best.held else None
+
+
+def _at_once(gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> int:
+    """How many requests of the shortest of `contexts` these GPUs hold at once."""
+    found = options(gpus, gib, load, [min(contexts)])
+    return max(
+        (min(int(one.estimate.pool.concurrency), one.load.sequences) for one in found if one.estimate.fits),
+        default=0,
+    )
 
 
 def _counts(release: str) -> list[int]:
@@ -127,8 +154,12 @@ def _counts(release: str) -> list[int]:
 _Change = tuple[str, Load, tuple[int, ...]]
 
 
-def _changes(load: Load, contexts: Sequence[int]) -> list[_Change]:
-    """What is asked for, and what asks for less and less: in words, the load, and the contexts to try."""
+def _changes(load: Load, contexts: Sequence[int], at_once: int) -> list[_Change]:
+    """What is asked for, and what asks for less and less: in words, the load, and the contexts to try.
+
+    Args:
+        at_once: requests that these GPUs hold.
+    """
     shorter = tuple(one for one in CONTEXTS if one < min(contexts))
     small = replace(load, batched_tokens=min(load.batched_tokens, _SMALL_BATCH), concurrency=1.0)
     tight = replace(small, batched_tokens=_TIGHT_BATCH, sequences=_TIGHT_SEQUENCES, speculative=0, vision=False,
@@ -136,10 +167,15 @@ def _changes(load: Load, contexts: Sequence[int]) -> list[_Change]:
     batch = f"--max-num-batched-tokens {small.batched_tokens}"
     flags = (
         f"--gpu-memory-utilization {tight.utilization:g} --max-num-batched-tokens {_TIGHT_BATCH} --max-num-seqs {_TIGHT_SEQUENCES} "
-        "--speculative-tokens 0 --no-vision, within what is uncertain of this estimate"
+        "--speculative-tokens 0 --no-vision"
     )
     less: list[_Change] = [
         ("a shorter context", load, shorter),
+        (
+            f"--concurrency {at_once}",
+            replace(load, concurrency=float(at_once)),
+            tuple(contexts) if at_once else (),
+        ),
         ("one request at a time", replace(load, concurrency=1.0), (*contexts, *shorter)),
         (batch, small, tuple(contexts)),
         (f"{batch} and a shorter context" if shorter else batch, small, (*contexts, *shorter)),
@@ -165,4 +201,9 @@ def _least(load: Load) -> float:
 def _fits(gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> str | None:
     """The layout and context that serve."""
     best = pick(options(gpus, gib, load, contexts))
-    return f"{best.estimate.layout.name}, context {best.load.context:,}" if best else None
+    return _named(best) if best else None
+
+
+def _named(option: Option) -> str:
+    hedge = ", within what is uncertain of this estimate" if option.uncertain else ""
+    return f"{option.estimate.layout.name}, context {option.load.context:,}{hedge}"

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deepinfer_cli.planner import buffers, kv, weights
-from deepinfer_cli.serve import memory, partition
+from deepinfer_cli.serve import memory, partition, settings
 from deepinfer_cli.serve.memory import Estimate, Layout, Load
 
 # GiB of the host's memory that vLLM's processes and the system want beside what is pinned
 HOST_ROOM = 32
+# what vLLM's profiling differed by from the estimate (benchmarks/results/checks/plan_2026-11-30.json)
+_MEASURED = 0.01
 
 
 def why(found: Estimate, load: Load, gpus: int) -> Iterator[str]:
@@ -96,7 +98,8 @@ def _stages(layout: Layout, load: Load) -> Iterator[str]:
 
 def _mended(layout: Layout, load: Load) -> Iterator[str]:
     """What of a pipeline stock vLLM 0.30 to 0.33 does not start."""
-    lacking = kv.missing(load.model, layout.partition, load.traffic) if layout.stock else []
+    runs = layout.stock and not partition.no_stages(load.release)
+    lacking = kv.missing(load.model, layout.partition, load.traffic) if runs else []
     if lacking:
         index, group = lacking[-1]
         owners = ", ".join(str(page.layer) for page in group.pages)
@@ -126,15 +129,37 @@ def refused(layout: Layout, release: str) -> Iterator[str]:
         )
     verdict = partition.check(layout.partition)
     if not verdict.legal:
-        near = verdict.nearest
-        instead = (
-            f"the nearest is {partition.text(near)}"
-            if near
-            else f"at most {partition.MAX_STAGES} stages start"
-        )
-        yield f"{verdict.reason}; {instead}"
-    elif layout.pp > 1 and (why := partition.no_stages(release)):
+        yield verdict.reason
+    if layout.pp > partition.MAX_STAGES:
+        yield partition.too_many()
+    if layout.pp > 1 and (why := partition.no_stages(release)):
         yield why
+
+
+def refused_short(layout: Layout, release: str) -> Iterator[str]:
+    """`refused` in a few words each, of a layout whose TP is possible."""
+    if layout.uneven:
+        yield "its stages are of different TP"
+    if wrong := partition.short(layout.partition):
+        yield wrong
+    if layout.pp > 1 and partition.no_stages(release):
+        yield "it runs no pipeline of this model"
+
+
+def uncertain(found: Estimate, load: Load) -> Iterator[str]:
+    """That what `found` leaves for KV is within what is uncertain of it: of the sum, and of what other cards could not give."""
+    stage = found.stages[found.tightest]
+    above = max(load.utilization - settings.MOST_SHARE, 0.0) * found.memory
+    left, least = (
+        found.usable - stage.total,
+        max(_MEASURED * stage.total, buffers.GRAPHS / memory.GIB) + above,
+    )
+    if left < least:
+        over = f", and what is above a share of {settings.MOST_SHARE:g}" if above else ""
+        yield (
+            f"{left:.2f} GiB are left for the KV cache, less than what is uncertain of this estimate: {least:.2f} GiB, 1 % of it or "
+            f"what is allowed for CUDA graphs{over}"
+        )
 
 
 def huge_pages(found: Estimate, load: Load, host: float | None) -> bool:

@@ -36,6 +36,11 @@ class Option:
         """Fewer sequences may decode at once than are asked for."""
         return self.load.sequences < self.load.concurrency
 
+    @property
+    def uncertain(self) -> bool:
+        """It serves by less than what is uncertain of the estimate."""
+        return self.serves and any(reasons.uncertain(self.estimate, self.load))
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -134,6 +139,14 @@ def pick(found: Sequence[Option]) -> Option | None:
     """
     serving = [one for one in found if one.serves]
     return min(serving, key=rank) if serving else None
+
+
+def longer(found: Sequence[Option], best: Option) -> Option | None:
+    """The option to take for the longest context, where `best` has a shorter one."""
+    most = max(one.load.context for one in found if one.serves)
+    if most == best.load.context:
+        return None
+    return pick([one for one in found if one.held and one.load.context == most])
 
 
 def closest(found: Sequence[Option]) -> Option:

@@ -11,6 +11,8 @@ from deepinfer_cli.serve import memory, partition, ranges
 from deepinfer_cli.serve.variables import VARIABLES, Severity, off
 
 SERVED_BACKENDS = frozenset({"ROCM_FLASHMLA_SPARSE_DSV4", "ROCM_FLASHMLA_SPARSE_DSV41"})
+# the largest --gpu-memory-utilization that no card is known to have run out of memory at
+MOST_SHARE = 0.95
 _NO_KERNELS = ("deep_gemm", "flashinfer", "cutlass", "aiter", "b12x", "flydsl", "rdna", "hpc")
 
 
@@ -115,7 +117,12 @@ def _cache(settings: Settings) -> Iterator[Finding]:
         share = float(settings.options.get("gpu-memory-utilization", "0"))
     except ValueError:
         share = 0.0
-    if 0.95 < share <= 1:
+    yield from share_findings(share)
+
+
+def share_findings(share: float) -> Iterator[Finding]:
+    """What is known to happen at `--gpu-memory-utilization share`; what vLLM refuses is `ranges`' to say."""
+    if MOST_SHARE < share <= 1:
         yield Finding(f"--gpu-memory-utilization {share:g}", "note",
                       "with DSpark or long prompts cards ran out of memory at that share", "0.92 or less",
                       "wtdcode/vllm-backport issue 24")  # fmt: skip

@@ -6,6 +6,7 @@ import inspect
 import shlex
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +92,13 @@ def test_one_layout_is_explained_stage_by_stage(plan: Plan) -> None:
 def test_more_stages_than_stock_has_are_shown_as_equal_ones(plan: Plan) -> None:
     run = plan(*of(8, 80), "--layout", "pp7")
     assert "Refused\tWhy" in run.out and "5,6,6,6,6,6,5" in run.out and "vllm serve" not in run.out
+    assert "it needs a vLLM that relays or replicates the caches" in run.out
     assert (
-        "it needs a vLLM that relays or replicates the caches" in run.out
-        and "; at most 4 stages start" in run.out
+        "stages can begin at layers 8, 14, 20 only, so there are at most 4: a first stage of one or two"
+        in run.out
     )
+    assert "; the nearest is 8,6,6,20, in 4 stages, which does not fit 4 x 80 GiB" in run.out
+    assert "; the nearest is 8,6,6,20, in 4 stages\n" in plan(*of(8, 200), "--layout", "pp7").out
 
 
 def test_a_stage_without_a_group_needs_the_overlay(plan: Plan) -> None:
@@ -110,11 +114,63 @@ def test_the_published_layout_is_shown_though_stock_refuses_it(plan: Plan) -> No
     )
     assert run.code == 0 and "vllm serve" not in run.out
     assert "needs a vLLM that relays or replicates the caches of layer 20" in run.out
-    assert "; the nearest is 14,6,20" in run.out
+    assert "; the nearest is 14,6,20, which does not fit 6 x 64 GiB" in run.out
     assert "published layout of six GPUs" in run.out and "planned with DSpark, 5 tokens a step" in run.out
     found = data(plan("--gpu-memory", 64, *PUBLISHED, "--json"))
     assert (found["gpus"], found["stock"], found["line"]) == (6, False, None)
     assert found["layout"]["stages"][2]["layers"] == [28, 39]
+
+
+@pytest.mark.parametrize(
+    ("words", "release", "short"),
+    [
+        (PUBLISHED, "0.33.0", "no stage can begin at layer 28: at 8, 14, 20 only"),
+        (("--layout", "pp6"), "0.33.0", "it has 6 stages, and at most 4 start"),
+        (("--layout", "tp4pp2", "--vllm", "0.32.0"), "0.32.0", "it runs no pipeline of this model"),
+        (("--layout", "tp2+tp4", "--partition", "14,26"), "0.33.0", "its stages are of different TP"),
+    ],
+)
+def test_what_vllm_refuses_says_so_first(
+    plan: Plan, tmp_path: Path, words: tuple[str, ...], release: str, short: str
+) -> None:
+    run = plan("--gpu-memory", 80, *words)
+    assert run.code == 0 and run.out.splitlines()[0] == f"refused by vLLM {release}: {short}"
+    assert "the overlay's op `pipeline` makes them start" not in run.out and "vllm serve" not in run.out
+    found = data(plan("--gpu-memory", 80, *words, "--json"))
+    assert found["layout"]["refused"] == [short] and found["layout"]["status"] == "refused"
+    assert found["line"] is None and found["refused"][0]["reason"]
+    pytest.importorskip("matplotlib")
+    plan("--gpu-memory", 80, *words, "--chart", tmp_path / "plan.svg")
+    assert f"refused by vLLM {release}: {short}" in (tmp_path / "plan.svg").read_text()
+
+
+def test_what_vllm_runs_is_not_refused(plan: Plan) -> None:
+    for words in ((), ("--layout", "tp8"), ("--layout", "tp4pp2")):
+        assert "refused by" not in plan(*of(8, 80), *words).out
+        assert data(plan(*of(8, 80), *words, "--json"))["layout"]["refused"] == []
+
+
+def test_the_nearest_partition_is_one_that_fits(plan: Plan) -> None:
+    run = plan(*of(8, 64), "--layout", "tp4pp2", "--partition", "9,31")
+    assert "; the nearest that fits is 14,26" in run.out
+
+
+def test_a_layout_that_does_not_fit_names_the_one_of_these_gpus_that_does(plan: Plan) -> None:
+    for gpus, gib, name, other in ((8, 80, "TP4", "TP8"), (16, 40, "TP8", "TP8 x PP2 (20,20)")):
+        run = plan(*of(gpus, gib), "--layout", name)
+        assert run.code == 3
+        assert (
+            f"error[model-does-not-fit]: {name} does not fit {gpus} x {gib} GiB: {name} with expert"
+            in run.err
+        )
+        assert f"\nhint: these GPUs, unchanged: {other}, context 1,048,576 (leave --layout out)\n" in run.err
+        assert data(plan(*of(gpus, gib), "--layout", name, "--json"))["nearest"] == [
+            f"these GPUs, unchanged: {other}, context 1,048,576 (leave --layout out)"
+        ]
+    both = plan(*of(8, 80), "--layout", "tp4pp2", "--partition", "8,32").err
+    assert both == "" or "(leave --layout and --partition out)" in both
+    none = plan(*of(4, 64), "--layout", "tp4").err
+    assert "TP4 does not fit 4 x 64 GiB" in none and "hint: the nearest: 8 GPUs of this size" in none
 
 
 def test_stages_of_different_tp_are_shown_and_are_not_possible(plan: Plan) -> None:
@@ -134,11 +190,13 @@ def test_six_stages_of_one_gpu_say_what_single_stream_decode_does(plan: Plan) ->
 @pytest.mark.parametrize(
     ("words", "code", "error", "hint"),
     [
-        (of(1, 24), 3, "model-does-not-fit", "4 GPUs of 96 GB: TP4"),
+        (of(1, 24), 3, "model-does-not-fit", "or 8 GPUs of 48 GB: TP8"),
+        ((*of(8, 80), "--concurrency", 100, "--context", 1_048_576), 3, "model-does-not-fit", "these GPUs with --concurrency 20: TP4"),
         (of(8, 40), 3, "model-does-not-fit", "16 GPUs of this size: TP8 x PP2 (20,20)"),
         ((*of(16, 40), "--vllm", "0.32.0"), 3, "model-does-not-fit", "these GPUs with vLLM 0.33.0: TP8 x PP2 (20,20)"),
-        ((*of(8, 80), "--layout", "tp3"), 2, "layout-impossible", "--layout tp2"),
-        ((*of(8, 80), "--layout", "tp3pp2"), 2, "layout-impossible", "--layout tp2pp2"),
+        ((*of(8, 80), "--layout", "tp3"), 2, "layout-impossible", "the nearest: --layout tp2 or --layout tp4"),
+        ((*of(8, 80), "--layout", "tp3pp2"), 2, "layout-impossible", "--layout tp2pp2 or --layout tp4pp2"),
+        ((*of(8, 80), "--layout", "tp5"), 2, "layout-impossible", "the nearest: --layout tp4"),
         ((*of(48, 80), "--layout", "pp41"), 2, "layout-impossible", "--layout pp4"),
         ((*of(48, 80), "--layout", "pp41", "--vllm", "0.32.0"), 2, "layout-impossible", "--layout pp1"),
         ((*of(8, 80), "--layout", "eight"), 2, "layout-impossible", "tp8"),
@@ -148,6 +206,7 @@ def test_six_stages_of_one_gpu_say_what_single_stream_decode_does(plan: Plan) ->
         ((*of(8, 80), "--layout", "tp4pp2", "--partition", "20,21"), 2, "partition-invalid", "--partition 20,20"),
         ((*of(8, 80), "--layout", "tp2pp3", "--partition", "20,20"), 2, "partition-invalid", "--partition 8,12,20"),
         ((*of(8, 80), "--layout", "pp5", "--partition", "20,20"), 2, "partition-invalid", "--partition 8,6,6,20, in 4 stages"),
+        ((*of(8, 80), "--layout", "tp4pp2", "--partition", "0,40"), 2, "partition-invalid", "--partition 20,20"),
         ((*of(8, 80), "--layout", "tp4pp2", "--partition", "half"), 2, "partition-invalid", "--partition 20,20"),
         ((*of(8, 80), "--partition", "20,20"), 2, "usage", "--layout tp4pp2"),
         ((*of(8, 80), "--vllm", "0.29.0"), 2, "usage", "--vllm 0.30.0"),
@@ -198,7 +257,7 @@ def test_a_first_stage_without_a_kv_source_is_refused_by_name(plan: Plan) -> Non
     assert (
         "the cut before layer 2 makes a first stage without a KV source: vLLM 0.30 to 0.33 asserts" in run.out
     )
-    assert "PP5 and more\tstages can begin at layers 8, 14, 20 only; " in plan(*of(8, 80)).out
+    assert "PP5" not in plan(*of(8, 80)).out
 
 
 @pytest.mark.parametrize(
@@ -222,11 +281,40 @@ def test_what_is_nearest_is_called_legal_and_no_more(plan: Plan) -> None:
     assert "hint: the nearest legal one is --partition 20,20" in err and "stock builds" not in err
 
 
-def test_the_nearest_can_be_planned(plan: Plan) -> None:
-    tight = plan(*of(8, 39.59)).err
-    words = shlex.split(tight.partition("these GPUs with ")[2].partition(", within")[0])
-    run = plan(*of(8, 39.59), *words)
+def test_the_nearest_can_be_planned_and_is_not_called_sure(plan: Plan) -> None:
+    *_, tight = data(plan(*of(8, 40), "--json"))["nearest"]
+    assert tight.startswith("these GPUs with --gpu-memory-utilization 0.97 ")
+    assert tight.endswith(", within what is uncertain of this estimate")
+    words = shlex.split(tight.partition("these GPUs with ")[2].partition(": ")[0])
+    run = plan(*of(8, 40), *words)
     assert run.code == 0 and "vllm serve" in run.out and '{"image": 0}' in run.out
+    assert run.out.splitlines()[1].split("\t")[1] == "serves, within what is uncertain of this estimate"
+    *_, left, share, _ = run.out.splitlines()
+    assert left.startswith("note: 0.") and "less than what is uncertain of this estimate: 1.29 GiB" in left
+    (known,) = settings.share_findings(0.97)
+    assert share == f"note: {known.name}: {known.text}; {known.hint}"
+    sure = plan(*of(8, 80)).out
+    assert "uncertain" not in sure and "ran out of memory" not in sure
+    full = plan(*of(8, 80), "--gpu-memory-utilization", 0.97).out
+    assert full.splitlines()[1].startswith("TP8\tserves\t") and share in full
+
+
+def test_a_longer_context_than_the_best_ones_is_named(plan: Plan) -> None:
+    run = plan(*of(16, 48))
+    assert run.code == 0 and run.out.splitlines()[1].startswith("TP8 with expert parallelism\tserves\t8\t")
+    assert "\nnote: with --context 1048576: TP8 x PP2 (20,20)\n" in run.out
+    asked = data(plan(*of(16, 48), "--context", 1_048_576, "--json"))
+    assert (asked["layout"]["name"], asked["longer"]) == ("TP8 x PP2 (20,20)", None)
+    assert "with --context" not in plan(*of(8, 80)).out
+    assert "with --context" not in plan(*of(16, 48), "--layout", "tp8").out
+
+
+def test_the_document_has_the_load_of_the_line_and_the_one_asked_for(plan: Plan) -> None:
+    found = data(plan(*of(8, 80), "--json"))
+    assert (found["load"]["sequences"], found["asked"]["sequences"]) == (80, 256)
+    assert "--max-num-seqs 80 " in found["line"]
+    staged = data(plan(*of(16, 40), "--json"))
+    assert (staged["load"]["speculative"], staged["asked"]["speculative"]) == (0, 5)
 
 
 def test_layouts_that_do_not_fit_are_a_line_and_with_v_rows(plan: Plan) -> None:
@@ -242,7 +330,7 @@ def test_layouts_that_do_not_fit_are_a_line_and_with_v_rows(plan: Plan) -> None:
     more = plan(*of(8, 80), "-v").out.splitlines()
     assert len([row for row in more if "\tdoes not fit\t" in row]) == 10 and more[0].endswith("\tNote")
     none = plan(*of(8, 24)).out.splitlines()
-    assert none[1].startswith("TP4 x PP2 (20,20) with expert parallelism\tdoes not fit\t8\t41.1 of 22.1\t-")
+    assert none[1].startswith("TP4 x PP2 (20,20) with expert parallelism\tdoes not fit\t8\t41.1 of 21.8\t-")
     assert "other layouts of these GPUs do not fit" in none[2]
 
 
@@ -360,6 +448,27 @@ def test_a_chart_is_drawn_and_is_the_same_every_time(plan: Plan, tmp_path: Path)
         and "KV pool, million tokens" in text
         and "planned, not measured" in text
     )
+
+
+@pytest.mark.parametrize("size", [(8, 80), (16, 48), (8, 24)])
+def test_labels_of_a_chart_are_in_its_frame_and_ticks_apart(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
+) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib import pyplot
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    plan(*of(*size), "--chart", tmp_path / "plan.png")
+    monkeypatch.undo()
+    # the file has another resolution
+    drawn[0].canvas.draw()
+    pools = drawn[0].axes[1]
+    frame = pools.get_window_extent()
+    assert pools.texts and all(text.get_window_extent().x1 <= frame.x1 for text in pools.texts)
+    ticks = [tick.label1.get_window_extent() for tick in pools.xaxis.get_major_ticks()]
+    assert all(before.x1 < after.x0 for before, after in pairwise(ticks))
+    pyplot.close(drawn[0])
 
 
 def test_without_matplotlib_nothing_is_planned(

@@ -40,7 +40,7 @@ def test_eight_a100_40_do_not_do_and_the_sum_says_why() -> None:
     advice = advise(8, 40)
     assert advice.best is None and advice.line is None
     assert "8 x 40.0 GiB is 320 GiB; the weights without Engram are 286.4 GiB" in advice.reasons
-    assert "of 36.8 GiB" in advice.reasons[1]
+    assert "of 36.4 GiB" in advice.reasons[1]
     assert any(text.startswith("8 GPUs of 48 GB") for text in advice.nearest)
 
 
@@ -122,9 +122,9 @@ def test_a_long_enough_context_comes_before_whole_experts_and_fewer_stages_befor
 
 
 def test_what_would_do_is_tried_and_is_the_least() -> None:
-    stages, nearest = advise(1, 24).nearest
+    stages, nearest = advise(1, 24).nearest  # no served card has more than 80 GB
     assert stages.startswith("16 GPUs of this size with --max-num-batched-tokens 2048: TP8 x PP2 (20,20)")
-    assert nearest.startswith("4 GPUs of 96 GB: TP4, context ")
+    assert nearest.startswith("8 GPUs of 48 GB: TP8 with expert parallelism, context ")
     assert advise(1, 24, Load(release="0.32.0")).nearest == (nearest,)
     assert advise(4, 96).best is not None and advise(4, 80).best is None
     shorter = advise(8, 48, context=1_048_576).nearest[0]
@@ -137,6 +137,15 @@ def test_what_would_do_is_tried_and_is_the_least() -> None:
     assert same.best is None and not any("8 GPUs of 80 GB" in one for one in same.nearest)
     alone = advise(8, 80, Load(concurrency=60), context=1_048_576).nearest
     assert alone[0].startswith("these GPUs with a shorter context: TP8")
+
+
+def test_what_leaves_next_to_nothing_is_called_uncertain_and_comes_last() -> None:
+    assert [", within what is uncertain of" in one for one in advise(8, 40).nearest] == [False, False, True]
+    tight = Load(batched_tokens=1_024, sequences=16, speculative=0, vision=False, utilization=0.97)
+    assert any("less than what is uncertain of this estimate" in one for one in advise(8, 40, tight).reasons)
+    # what is above a share that cards ran out of memory at is not there to count on
+    assert any("and what is above a share of 0.95" in one for one in advise(4, 80, tight).reasons)
+    assert not any("uncertain" in one for one in advise(8, 80, replace(tight, utilization=0.92)).reasons)
 
 
 def test_concurrency_is_held_at_once() -> None:
