@@ -133,7 +133,11 @@ def without_layout(
 ) -> str | None:
     """What these GPUs serve as they are, where a layout was asked for that they do not; None where there is nothing."""
     best = choose(gpus, gib, load, contexts, expert_parallel, host).best
-    return f"these GPUs, unchanged: {_named(best)}" if best and best.held else None
+    if best is None:
+        return None
+    needed = best.estimate.host.needed(huge_pages=load.huge_pages) + reasons.HOST_ROOM
+    where = ", unchanged" if best.held else f" in a host of {needed:.0f} GiB"
+    return f"these GPUs{where}: {_named(best)}"
 
 
 def _at_once(gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> int:
@@ -174,7 +178,7 @@ def _changes(load: Load, contexts: Sequence[int], at_once: int) -> list[_Change]
         (
             f"--concurrency {at_once}",
             replace(load, concurrency=float(at_once)),
-            tuple(contexts) if at_once else (),
+            tuple(contexts) if 0 < at_once < load.concurrency else (),
         ),
         ("one request at a time", replace(load, concurrency=1.0), (*contexts, *shorter)),
         (batch, small, tuple(contexts)),

@@ -169,6 +169,11 @@ def test_a_layout_that_does_not_fit_names_the_one_of_these_gpus_that_does(plan: 
         ]
     both = plan(*of(8, 80), "--layout", "tp4pp2", "--partition", "8,32").err
     assert both == "" or "(leave --layout and --partition out)" in both
+    host = plan(*of(8, 64), "--layout", "tp4", "--host-memory", 128).err
+    assert (
+        "hint: these GPUs in a host of 22" in host
+        and " GiB: TP8, context 524,288 (leave --layout out)" in host
+    )
     none = plan(*of(4, 64), "--layout", "tp4").err
     assert "TP4 does not fit 4 x 64 GiB" in none and "hint: the nearest: 8 GPUs of this size" in none
 
