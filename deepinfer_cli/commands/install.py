@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepinfer_cli.commands import common, install_show, install_wheel, livecheck
 from deepinfer_cli.commands.options import TargetOptions
-from deepinfer_cli.detect.arch import ArchDecision, resolve_archs
+from deepinfer_cli.detect.arch import ArchDecision, arch_name, resolve_archs
 from deepinfer_cli.detect.gpu import GpuReport, detect_gpus
 from deepinfer_cli.detect.target import Target
 from deepinfer_cli.errors import ExitCode, UnsupportedError, UsageError
@@ -105,6 +105,8 @@ def _install(
 
 
 def _check(opts: InstallOptions) -> None:
+    if opts.arch is not None:
+        arch_name(opts.arch)
     if (opts.wheel is None) != (opts.into is None):
         raise UsageError(
             "--wheel and --into go together",

@@ -55,7 +55,9 @@ def match_of(target: Target, found: Inspection) -> tuple[dict[str, Any], tuple[F
 
 
 def _missing(target: Target, known: Manifest, record: Record | None) -> str | None:
-    """What an install says of modules that vLLM came with and that are gone."""
+    """What an install says of modules that vLLM came with and that are gone; a checkout's are left to git."""
+    if target.kind is TargetKind.CHECKOUT:
+        return None
     from deepinfer_cli.overlay.changes import refuse_missing
 
     modules = {symbol.module for symbol in known.symbols}
