@@ -142,7 +142,12 @@ Wheel = Annotated[
     ),
 ]
 Into = Annotated[
-    Path | None, path_option("--into", metavar="DIR", help="Where --wheel unpacks it: a new or empty folder, or one that holds it already.")
+    Path | None,
+    path_option(
+        "--into",
+        metavar="DIR",
+        help="Where --wheel unpacks it: a new or empty folder, or one that holds it already.",
+    ),
 ]
 ClearCaches = Annotated[
     bool,
