@@ -7,7 +7,7 @@ from deepinfer_cli.commands import plan_options as p
 
 EXAMPLES = o.examples(
     "deepinfer plan --gpus 8 --gpu-memory 80",
-    "deepinfer plan --gpus 8 --gpu-memory 48 --context 262144 --concurrency 4 --chart plan.svg",
+    "deepinfer plan --gpus 8 --gpu-memory 48 --context 262144 --concurrency 3 --chart plan.svg",
     "deepinfer plan --gpu-memory 64 --layout tp2pp3 --partition 14,14,12",
 )
 

@@ -12,7 +12,7 @@ from deepinfer_cli.commands.options import option, path_option
 
 def _positive(value: float | None) -> float | None:
     if value is not None and not 0 < value < float("inf"):
-        raise typer.BadParameter("is no number above 0")
+        raise typer.BadParameter(f"{value:g} is no number above 0")
     return value
 
 

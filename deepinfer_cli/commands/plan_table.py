@@ -40,6 +40,7 @@ def option_data(option: Option) -> dict[str, Any]:
         "context": load.context,
         "sequences": load.sequences,
         "speculative_tokens": load.speculative,
+        "cuda_gib": round(found.memory, 3),
         "usable_gib": round(found.usable, 3),
         "stages": [
             {
@@ -110,7 +111,7 @@ def show(out: Output, data: dict[str, Any]) -> None:
             )
     if longer := data["longer"]:
         out.line(f"note: with --context {longer['context']}: {longer['layout']}")
-    out.table(_stages(data["layout"]))
+    out.table(_stages(data["layout"], data["gpu_memory_gib"]))
     for line in _lines(data):
         out.line(line)
     if data["refused"]:
@@ -141,7 +142,7 @@ def _layouts(data: dict[str, Any], shown: Sequence[dict[str, Any]], *, notes: bo
     return table(headers, rows, title)
 
 
-def _stages(one: dict[str, Any]) -> Table:
+def _stages(one: dict[str, Any], card: float) -> Table:
     stages = one["stages"]
     several = len(stages) > 1
     headers = [
@@ -156,7 +157,8 @@ def _stages(one: dict[str, Any]) -> Table:
     rows.append(
         ("left for the KV cache", *(f"{one['usable_gib'] - stage['sum_gib']:.2f}" for stage in stages))
     )
-    rows.append(("vLLM's share of the card", *(f"{one['usable_gib']:.2f}" for _ in stages)))
+    seen = f"CUDA sees about {one['cuda_gib']:.2f} of {card:g} GiB"
+    rows.append((f"vLLM's share of the card ({seen})", *(f"{one['usable_gib']:.2f}" for _ in stages)))
     right: list[tuple[str, Justify]] = [(header, RIGHT) for header in headers]
     return table(("Part", *right), rows, f"{one['name']}: memory of each GPU")
 

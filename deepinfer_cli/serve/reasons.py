@@ -154,11 +154,17 @@ def uncertain(found: Estimate, load: Load) -> Iterator[str]:
         found.usable - stage.total,
         max(_MEASURED * stage.total, buffers.GRAPHS / memory.GIB) + above,
     )
+    spare = left - left / max(1.0, found.pool.concurrency)
+    over = f", and what is above a share of {settings.MOST_SHARE:g}" if above else ""
+    error = (
+        f"what is uncertain of this estimate: {least:.2f} GiB, 1 % of it or what is allowed for CUDA graphs{over}"
+    )
     if left < least:
-        over = f", and what is above a share of {settings.MOST_SHARE:g}" if above else ""
+        yield f"{left:.2f} GiB are left for the KV cache, less than {error}"
+    elif spare < least:
         yield (
-            f"{left:.2f} GiB are left for the KV cache, less than what is uncertain of this estimate: {least:.2f} GiB, 1 % of it or "
-            f"what is allowed for CUDA graphs{over}"
+            f"one request of {load.context:,} takes all but {spare:.2f} GiB of the KV cache, less than {error}; where vLLM "
+            "refuses the length it names the longest that it serves"
         )
 
 

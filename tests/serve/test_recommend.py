@@ -128,7 +128,7 @@ def test_what_would_do_is_tried_and_is_the_least() -> None:
     assert advise(1, 24, Load(release="0.32.0")).nearest == (nearest,)
     assert advise(4, 96).best is not None and advise(4, 80).best is None
     shorter = advise(8, 48, context=1_048_576).nearest[0]
-    assert shorter == "these GPUs with a shorter context: TP8 with expert parallelism, context 262,144"
+    assert shorter.startswith("these GPUs with a shorter context: TP8 with expert parallelism, context 262,144")
     # 24 of them would take the layout of 16
     assert advise(16, 24).nearest[0].startswith("these GPUs with --max-num-batched-tokens 2048: TP8 x PP2")
     assert not any("24 GPUs of this size" in one for one in advise(16, 24).nearest)
@@ -140,12 +140,18 @@ def test_what_would_do_is_tried_and_is_the_least() -> None:
 
 
 def test_what_leaves_next_to_nothing_is_called_uncertain_and_comes_last() -> None:
-    assert [", within what is uncertain of" in one for one in advise(8, 40).nearest] == [False, False, True]
+    assert [", within what is uncertain of" in one for one in advise(8, 40).nearest] == [False, True, True]
     tight = Load(batched_tokens=1_024, sequences=16, speculative=0, vision=False, utilization=0.97)
     assert any("less than what is uncertain of this estimate" in one for one in advise(8, 40, tight).reasons)
     # what is above a share that cards ran out of memory at is not there to count on
     assert any("and what is above a share of 0.95" in one for one in advise(4, 80, tight).reasons)
     assert not any("uncertain" in one for one in advise(8, 80, replace(tight, utilization=0.92)).reasons)
+
+
+def test_a_context_that_takes_nearly_all_of_the_cache_is_called_uncertain() -> None:
+    (said,) = (one for one in advise(8, 48).reasons if "uncertain" in one)
+    assert said.startswith("one request of 262,144 takes all but 0.0") and "names the longest" in said
+    assert not any("uncertain" in one for one in advise(8, 48, context=65_536).reasons)
 
 
 def test_concurrency_is_held_at_once() -> None:
