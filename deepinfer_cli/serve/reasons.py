@@ -156,9 +156,7 @@ def uncertain(found: Estimate, load: Load) -> Iterator[str]:
     )
     spare = left - left / max(1.0, found.pool.concurrency)
     over = f", and what is above a share of {settings.MOST_SHARE:g}" if above else ""
-    error = (
-        f"what is uncertain of this estimate: {least:.2f} GiB, 1 % of it or what is allowed for CUDA graphs{over}"
-    )
+    error = f"what is uncertain of this estimate: {least:.2f} GiB, 1 % of it or what is allowed for CUDA graphs{over}"
     if left < least:
         yield f"{left:.2f} GiB are left for the KV cache, less than {error}"
     elif spare < least:

@@ -306,7 +306,9 @@ def test_the_nearest_can_be_planned_and_is_not_called_sure(plan: Plan) -> None:
 
 def test_a_longer_context_than_the_best_ones_is_named(plan: Plan) -> None:
     run = plan(*of(16, 48))
-    assert run.code == 0 and run.out.splitlines()[1].startswith("TP8 with expert parallelism\tserves, within ")
+    assert run.code == 0 and run.out.splitlines()[1].startswith(
+        "TP8 with expert parallelism\tserves, within "
+    )
     assert "\nnote: with --context 1048576: TP8 x PP2 (20,20)\n" in run.out
     asked = data(plan(*of(16, 48), "--context", 1_048_576, "--json"))
     assert (asked["layout"]["name"], asked["longer"]) == ("TP8 x PP2 (20,20)", None)

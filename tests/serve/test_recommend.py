@@ -128,7 +128,9 @@ def test_what_would_do_is_tried_and_is_the_least() -> None:
     assert advise(1, 24, Load(release="0.32.0")).nearest == (nearest,)
     assert advise(4, 96).best is not None and advise(4, 80).best is None
     shorter = advise(8, 48, context=1_048_576).nearest[0]
-    assert shorter.startswith("these GPUs with a shorter context: TP8 with expert parallelism, context 262,144")
+    assert shorter.startswith(
+        "these GPUs with a shorter context: TP8 with expert parallelism, context 262,144"
+    )
     # 24 of them would take the layout of 16
     assert advise(16, 24).nearest[0].startswith("these GPUs with --max-num-batched-tokens 2048: TP8 x PP2")
     assert not any("24 GPUs of this size" in one for one in advise(16, 24).nearest)
