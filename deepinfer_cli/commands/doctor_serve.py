@@ -11,6 +11,7 @@ from deepinfer_cli.commands.doctor_row import Row, Status
 from deepinfer_cli.detect import host
 from deepinfer_cli.detect.gpu import Gpu, GpuReport
 from deepinfer_cli.detect.target import Target
+from deepinfer_cli.planner import kv
 from deepinfer_cli.serve import memory, partition, reasons, recommend, settings
 from deepinfer_cli.serve.advice import Advice, advice_of, advise
 from deepinfer_cli.serve.memory import Estimate, Layout, Load
@@ -36,7 +37,15 @@ class Asked:
 def partition_rows(given: str | None, found: list[settings.Finding]) -> Iterator[Row]:
     """That a partition is well, where nothing else was found about it."""
     if given is not None and not any(partition.VARIABLE in one.name for one in found):
-        yield Row("partition", "ok", partition.check(partition.parse(given)).reason)
+        sizes = partition.parse(given)
+        load = Load()
+        alone = kv.missing(load.model, sizes, load.traffic)
+        mended = (
+            "; stock vLLM does not start these stages, the overlay's op `pipeline` makes them start"
+            if alone
+            else ""
+        )
+        yield Row("partition", "ok", partition.check(sizes).reason + mended)
 
 
 def advice_rows(target: Target | None, gpus: GpuReport, asked: Asked, keep: list[Advice]) -> Iterator[Row]:

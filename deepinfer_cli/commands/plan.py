@@ -55,12 +55,13 @@ def run(opts: PlanOptions, out: Output) -> Result:
     found.sort(key=lambda option: (not option.serves, recommend.rank(option)))
     checked = _check(opts, target, one, out)
     data = _data(machine, load, found, one, best, refused, checked) | {"explained": tps is not None}
+    data["asked"] = load.data() | {"context": opts.context}
     plan_table.show(out, data)
     if opts.chart is not None:
         outfile.write(opts.chart, chart.draw(data, opts.chart.suffix))
         out.note(f"drawn to {opts.chart}")
     unchanged = _unchanged(opts, machine, load, contexts) if best is None and tps else None
-    return _result(data, machine, load, contexts, one, best, unchanged)
+    return _result(data, machine, load, contexts, one, best, unchanged, opts.expert_parallel)
 
 
 def _why_refused(
@@ -144,7 +145,6 @@ def _data(
         "gpus": machine.gpus,
         "gpu_memory_gib": round(machine.gib, 2),
         "host_memory_gib": machine.host and round(machine.host, 1),
-        "asked": load.data(),
         "load": one.load.data(),
         "layouts": [plan_table.option_data(option) for option in found],
         "layout": plan_table.option_data(one),
@@ -204,12 +204,14 @@ def _result(
     one: Option,
     best: Option | None,
     unchanged: str | None,
+    experts: bool | None,
 ) -> Result:
     if best is not None and best.held:
         return Result("plan", data)
     if best is not None:
         return _no_room(data, machine, load, contexts, best)
-    nearest = (unchanged,) if unchanged else tuple(what_would(machine.gpus, machine.gib, load, contexts))
+    would = what_would(machine.gpus, machine.gib, load, contexts, experts)
+    nearest = (unchanged,) if unchanged else tuple(would)
     data["nearest"] = list(nearest)
     hint = "the nearest: " + "; or ".join(nearest) if nearest else "more GPUs, or larger ones"
     said = f"{_does_not(data, one)}: {_lacking(one, load)}"

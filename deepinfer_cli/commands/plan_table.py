@@ -58,7 +58,7 @@ def option_data(option: Option) -> dict[str, Any]:
             "contexts": round(pool.concurrency, 4) if found.fits else 0.0,
             "blocks": pool.blocks if found.fits else 0,
             "request_blocks": pool.request_blocks,
-            "limiting_stage": pool.limiting + 1,
+            "limiting_stage": (pool.limiting if found.fits else found.tightest) + 1,
             "groups": [[group.kind, len(group.pages)] for group in pool.groups],
         },
     }
@@ -173,10 +173,10 @@ def _lines(data: dict[str, Any]) -> Iterator[str]:
     if host["engram_gib"]:
         less = host["needed_gib"] < host["needed_rounded_gib"]
         pages = f"; {host['needed_gib']:.0f} with huge pages" if less else ""
-        total = f" of {host['total_gib']:.0f}" if host["total_gib"] else ""
+        total = f" The host has {host['total_gib']:.0f}." if host["total_gib"] else ""
         yield (
-            f"Host memory: {host['needed_rounded_gib']:.0f} GiB{total} pinned: Engram {host['engram_rounded_gib']:.0f} as PyTorch rounds "
-            f"{host['engram_gib']:.1f} up, token ids {host['token_ids_gib']:.1f}{pages}"
+            f"Host memory: {host['needed_rounded_gib']:.0f} GiB pinned: Engram {host['engram_rounded_gib']:.0f} as PyTorch rounds "
+            f"{host['engram_gib']:.1f} up, token ids {host['token_ids_gib']:.1f}{pages}.{total}"
         )
     yield from (f"- {reason}" for reason in data["reasons"][1:])
     if data["check"]:

@@ -13,7 +13,9 @@ from deepinfer_cli.serve.memory import Estimate, Load
 from deepinfer_cli.serve.recommend import CONTEXTS, Option, choose, closest, lengths, options, pick
 
 # of one GPU, GB as they are sold; no card of 8.0, 8.6 or 8.9 has more
-_SIZES = (24, 32, 40, 48, 64, 80)
+_SIZES = (24, 32, 40, 48, 80)
+# shorter than what is tried where no length is asked for
+_SHORT = (16_384, 8_192, 4_096)
 # a card of 80 GB may say that it has 79.25 GiB: what is hardly larger is the same card
 _LARGER = 1.05
 # prompts in smaller pieces: slower to fill in, and smaller activations and reserves
@@ -90,19 +92,30 @@ def _none(found: Sequence[Option], gpus: int, gib: float, load: Load, contexts: 
     return Advice(None, load_near, None, tuple(said), tuple(what_would(gpus, gib, load, contexts)))
 
 
-def what_would(gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> Iterator[str]:
+def what_would(
+    gpus: int, gib: float, load: Load, contexts: Sequence[int], experts: bool | None = None
+) -> Iterator[str]:
     """A vLLM that runs stages, what asks for less, the fewest GPUs of this size, and the smallest size of this many.
 
     What fills the card comes last.
+
+    Args:
+        experts: only with whole experts, or only with slices; None: both.
     """
     asked, *less, tight = _changes(load, contexts, _at_once(gpus, gib, load, contexts))
+    here = []
+    if experts is not None:
+        option = "--expert-parallel" if experts else "--no-expert-parallel"
+        here = list(_first([(f"these GPUs without {option}", gpus, gib)], (asked,)))
+        yield from here
     if partition.no_stages(load.release):
         newer = replace(load, release=Load().release)
         yield from _first(
-            [(f"these GPUs with vLLM {newer.release}", gpus, gib)], (("", newer, tuple(contexts)),)
+            [(f"these GPUs with vLLM {newer.release}", gpus, gib)], (("", newer, tuple(contexts)),), experts
         )
-    here = list(_first([("these GPUs", gpus, gib)], less))
-    yield from here
+    if not here:
+        here = list(_first([("these GPUs", gpus, gib)], less, experts))
+        yield from here
     enough = math.ceil(_least(load) / (gib * load.utilization))
     known = _counts(load.release)
     most = min(gpus, known[-1])
@@ -111,16 +124,18 @@ def what_would(gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> It
     sizes = [size for size in larger if most * size * load.utilization >= _least(load)]
     # more of them that serve no more are no news
     changes = (asked,) if here else (asked, *less[-1:])
-    yield from _first([(f"{count} GPUs of this size", count, gib) for count in counts], changes)
-    found = list(_first([(f"{most} GPUs of {size} GB", most, size) for size in sizes], changes))
+    yield from _first([("{} GPUs of this size", count, gib) for count in counts], changes, experts)
+    found = list(_first([(f"{{}} GPUs of {size} GB", most, size) for size in sizes], changes, experts))
     if not found:
         machines = sorted((count * size, count, size) for size in larger for count in known if count >= most)
         found += _first(
-            [(f"{count} GPUs of {size} GB", count, float(size)) for _, count, size in machines], (asked,)
+            [(f"{{}} GPUs of {size} GB", count, float(size)) for _, count, size in machines],
+            (asked,),
+            experts,
         )
     yield from found
     if not here:
-        yield from _first([("these GPUs", gpus, gib)], (tight,))
+        yield from _first([("these GPUs", gpus, gib)], (tight,), experts)
 
 
 def without_layout(
@@ -165,6 +180,7 @@ def _changes(load: Load, contexts: Sequence[int], at_once: int) -> list[_Change]
         at_once: requests that these GPUs hold.
     """
     shorter = tuple(one for one in CONTEXTS if one < min(contexts))
+    usual = Load().utilization
     small = replace(load, batched_tokens=min(load.batched_tokens, _SMALL_BATCH), concurrency=1.0)
     tight = replace(small, batched_tokens=_TIGHT_BATCH, sequences=_TIGHT_SEQUENCES, speculative=0, vision=False,
                     utilization=max(load.utilization, _TIGHT))  # fmt: skip
@@ -174,6 +190,11 @@ def _changes(load: Load, contexts: Sequence[int], at_once: int) -> list[_Change]
         "--speculative-tokens 0 --no-vision"
     )
     less: list[_Change] = [
+        (
+            f"--gpu-memory-utilization {usual:g}",
+            replace(load, utilization=usual),
+            tuple(contexts) if load.utilization < usual else (),
+        ),
         ("a shorter context", load, shorter),
         (
             f"--concurrency {at_once}",
@@ -182,30 +203,31 @@ def _changes(load: Load, contexts: Sequence[int], at_once: int) -> list[_Change]
         ),
         ("one request at a time", replace(load, concurrency=1.0), (*contexts, *shorter)),
         (batch, small, tuple(contexts)),
+        ("a shorter context", load, tuple(one for one in _SHORT if one < min(contexts))),
         (f"{batch} and a shorter context" if shorter else batch, small, (*contexts, *shorter)),
     ]
-    less = [one for one in less if one[2] and (one[1] != load or one[2] == shorter)]
+    less = [one for one in less if one[2] and (one[1] != load or one[2] != tuple(contexts))]
     return [("", load, tuple(contexts)), *less, (flags, tight, (*contexts, *shorter))]
 
 
-def _first(machines: Sequence[tuple[str, int, float]], changes: Sequence[_Change]) -> Iterator[str]:
-    """The first machine that serves what is asked for; where none does, the first that serves less."""
+def _first(
+    machines: Sequence[tuple[str, int, float]], changes: Sequence[_Change], experts: bool | None = None
+) -> Iterator[str]:
+    """The first machine that serves what is asked for; where none does, the first that serves less.
+
+    In a machine's name `{}` stands for the GPUs that its layout takes.
+    """
     for words, load, contexts in changes:
         for name, gpus, gib in machines:
-            if (found := _fits(gpus, gib, load, contexts)) is not None:
-                yield f"{name}{f' with {words}' if words else ''}: {found}"
+            if (best := pick(options(gpus, gib, load, contexts, experts))) is not None:
+                name = name.format(best.estimate.layout.gpus)
+                yield f"{name}{f' with {words}' if words else ''}: {_named(best)}"
                 return
 
 
 def _least(load: Load) -> float:
     """GiB of all experts, which no layout holds less than once."""
     return load.model.layers * weights.experts(load.model, load.model.experts) / memory.GIB
-
-
-def _fits(gpus: int, gib: float, load: Load, contexts: Sequence[int]) -> str | None:
-    """The layout and context that serve."""
-    best = pick(options(gpus, gib, load, contexts))
-    return _named(best) if best else None
 
 
 def _named(option: Option) -> str:

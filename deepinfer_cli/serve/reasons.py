@@ -24,8 +24,9 @@ def why(found: Estimate, load: Load, gpus: int) -> Iterator[str]:
     yield from _stages(layout, load)
     yield from _mended(layout, load)
     if layout.gpus < gpus:
-        begin = f"stages begin at layers {', '.join(map(str, partition.CUTS))} only"
-        rest = f"vLLM {load.release} runs no pipeline" if partition.no_stages(load.release) else begin
+        rest = "it has no more stages than it needs, for each is a hop of every token"
+        if partition.no_stages(load.release):
+            rest = f"vLLM {load.release} runs no pipeline"
         yield f"{gpus - layout.gpus} of {gpus} GPUs are left over: 64 heads are split by 1, 2, 4 or 8, and {rest}"
     yield from _sequences(found, load)
     if not load.engram_on_gpu:

@@ -319,6 +319,9 @@ def test_a_longer_context_than_the_best_ones_is_named(plan: Plan) -> None:
 def test_the_document_has_the_load_of_the_line_and_the_one_asked_for(plan: Plan) -> None:
     found = data(plan(*of(8, 80), "--json"))
     assert (found["load"]["sequences"], found["asked"]["sequences"]) == (80, 256)
+    assert (found["load"]["context"], found["asked"]["context"]) == (1_048_576, None)
+    short = data(plan(*of(8, 80), "--context", 4_096, "--json"))
+    assert (short["load"]["context"], short["asked"]["context"]) == (4_096, 4_096)
     assert "--max-num-seqs 80 " in found["line"]
     staged = data(plan(*of(16, 40), "--json"))
     assert (staged["load"]["speculative"], staged["asked"]["speculative"]) == (0, 5)
@@ -506,3 +509,13 @@ def test_what_is_not_given_is_what_the_planner_takes():
     assert given["gpu_memory_utilization"] == load.utilization
     assert (given["vision"], given["block_size"]) == (load.vision, load.block_size)
     assert (given["engram"] == "gpu") == load.engram_on_gpu
+
+
+def test_the_stage_that_decides_is_the_one_of_the_error(plan: Plan) -> None:
+    run = plan(*of(8, 48), "--layout", "tp2pp3")
+    assert run.code == 3 and "stage 3 of TP2 x PP3" in run.err and "; stage 3 decides" in run.out
+
+
+def test_the_memory_of_the_host_is_a_sentence_of_its_own(plan: Plan) -> None:
+    run = plan(*of(8, 80), "--host-memory", 512)
+    assert " with huge pages. The host has 512.\n" in run.out

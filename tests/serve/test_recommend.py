@@ -11,10 +11,11 @@ import pytest
 
 from deepinfer_cli.planner import weights
 from deepinfer_cli.serve import partition, settings
-from deepinfer_cli.serve.advice import advise
+from deepinfer_cli.serve.advice import advise, what_would
 from deepinfer_cli.serve.command import serve_line
 from deepinfer_cli.serve.line import parse_options
 from deepinfer_cli.serve.memory import Layout, Load
+from deepinfer_cli.serve.recommend import CONTEXTS
 
 RELEASES = ("0.30.0", "0.31.0", "0.32.0", "0.33.0")
 
@@ -154,6 +155,24 @@ def test_a_context_that_takes_nearly_all_of_the_cache_is_called_uncertain() -> N
     (said,) = (one for one in advise(8, 48).reasons if "uncertain" in one)
     assert said.startswith("one request of 262,144 takes all but 0.0") and "names the longest" in said
     assert not any("uncertain" in one for one in advise(8, 48, context=65_536).reasons)
+
+
+def test_hints_buy_no_more_than_their_layout_takes_and_give_up_options_first() -> None:
+    # 16 of the 32 that there are
+    assert any(one.startswith("16 GPUs of 32 GB: TP8 x PP2 (20,20)") for one in advise(32, 24).nearest)
+    low = advise(8, 48, Load(utilization=0.8)).nearest
+    assert low[0].startswith("these GPUs with --gpu-memory-utilization 0.92: TP8")
+    sliced = list(what_would(8, 48, Load(), CONTEXTS, experts=False))
+    assert sliced[0].startswith("these GPUs without --no-expert-parallel: TP8 with expert parallelism")
+    assert sliced[1:] and not any("expert parallelism" in one for one in sliced[1:])
+    assert not any("64 GB" in one for one in advise(4, 48).nearest)  # nobody sells them
+
+
+def test_cards_that_are_left_over_have_a_true_reason() -> None:
+    (said,) = (one for one in advise(16, 48).reasons if "are left over" in one)
+    assert "no more stages than it needs" in said
+    (old,) = (one for one in advise(16, 48, Load(release="0.32.0")).reasons if "are left over" in one)
+    assert "vLLM 0.32.0 runs no pipeline" in old
 
 
 def test_concurrency_is_held_at_once() -> None:
