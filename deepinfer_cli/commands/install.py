@@ -105,8 +105,6 @@ def _install(
 
 
 def _check(opts: InstallOptions) -> None:
-    if opts.arch is not None:
-        arch_name(opts.arch)
     if (opts.wheel is None) != (opts.into is None):
         raise UsageError(
             "--wheel and --into go together",
@@ -115,6 +113,8 @@ def _check(opts: InstallOptions) -> None:
         )
     if opts.wheel is not None and opts.where.target is not None:
         raise UsageError("--wheel makes its own target; leave --target out", code="usage")
+    if opts.arch is not None:
+        arch_name(opts.arch)
 
 
 def _dry_run(opts: InstallOptions, out: Output, target: Target, decision: ArchDecision) -> Result:

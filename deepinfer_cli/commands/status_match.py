@@ -60,9 +60,8 @@ def _missing(target: Target, known: Manifest, record: Record | None) -> str | No
         return None
     from deepinfer_cli.overlay.changes import refuse_missing
 
-    modules = {symbol.module for symbol in known.symbols}
     try:
-        refuse_missing(target, filter(None, map(target.module_path, modules)), record)
+        refuse_missing(target, filter(None, map(target.module_path, known.looked_at)), record)
     except RefusedError as error:
         return f"{error.message}: {', '.join(map(str, error.paths))}; {error.hint}"
     return None
@@ -100,7 +99,7 @@ def is_published(target: Target, known: Manifest) -> bool:
     origin = Origin.of(target)
     if origin.source != "RECORD":
         return False
-    for module in {symbol.module for symbol in known.symbols}:
+    for module in known.looked_at:
         path = target.module_path(module)
         recorded = origin.sha256(path) if path else None
         if path is None or hash_of(target.path(path)) != recorded:

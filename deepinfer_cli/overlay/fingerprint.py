@@ -78,6 +78,7 @@ class _Parts:
                 self._ends.pop()
             self._ends.append(last)
         self._made: dict[int, list[_Token]] = {}
+        self._whole: list[_Token] = []
 
     def tokens(self, first: int, last: int) -> list[_Token]:
         """All tokens that begin in these lines of one statement."""
@@ -93,7 +94,8 @@ class _Parts:
             return list(_tokens(self._lines[above : self._ends[number]], above))
         except (SyntaxError, tokenize.TokenError):
             # a backslash at the end of the part
-            return list(_tokens(self._lines, 0))
+            self._whole = self._whole or list(_tokens(self._lines, 0))
+            return self._whole
 
 
 def _line(token: _Token) -> int:
@@ -149,10 +151,11 @@ def _text(tokens: list[_Token], docstrings: dict[_Position, _Position]) -> Itera
     started = False
     docstring_end = (0, 0)
     dropped = False
-    for start, end, text in tokens:
+    for start, _, text in tokens:
         if start in docstrings:
             docstring_end = docstrings[start]
-        if end <= docstring_end and not text.startswith("\0"):
+        # not by its end: Python 3.12.1 miscounts the columns of a last line that is not ASCII
+        if start < docstring_end and not text.startswith("\0"):
             dropped = True
             continue
         ends_docstring = dropped and text in ("\0NEWLINE", ";") and after.startswith("\0")
@@ -218,12 +221,19 @@ def _index(scope: ast.AST) -> dict[str, list[ast.stmt]]:
 
 def _statements(scope: ast.AST, *, inside: bool = False) -> Iterator[ast.stmt]:
     """The statements of one scope in order, those in `if`, `try`, `with` and loops too; `inside` other scopes too."""
-    for block in _BLOCKS:
-        for child in getattr(scope, block, ()):
-            if isinstance(child, ast.stmt):
-                yield child
-            if inside or not isinstance(child, _SCOPES):
-                yield from _statements(child, inside=inside)
+    # not recursive: each `elif` is a level
+    left = _held(scope)
+    while left:
+        child = left.pop()
+        if isinstance(child, ast.stmt):
+            yield child
+        if inside or not isinstance(child, _SCOPES):
+            left += _held(child)
+
+
+def _held(node: ast.AST) -> list[ast.AST]:
+    """What a node's blocks hold, the last one first."""
+    return [child for block in _BLOCKS for child in getattr(node, block, ())][::-1]
 
 
 def _defined(node: ast.stmt) -> set[str]:

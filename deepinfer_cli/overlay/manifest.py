@@ -95,6 +95,11 @@ class Manifest:
         """Every module that is hooked in some release, sorted."""
         return tuple(sorted({symbol.module for op in self.ops for symbol in op.replaces}))
 
+    @property
+    def looked_at(self) -> tuple[str, ...]:
+        """Every module that has a symbol that matters, sorted."""
+        return tuple(sorted({symbol.module for symbol in self.symbols}))
+
     def hooked(self, release: Release, ops: tuple[str, ...] | None = None) -> tuple[str, ...]:
         """The modules that define at least one symbol that `ops` (default all) replace in `release`, sorted."""
         return tuple(

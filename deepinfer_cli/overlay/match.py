@@ -71,15 +71,20 @@ def observe(manifest: Manifest, read: Callable[[str], bytes | None]) -> dict[str
     return observed
 
 
-# `verify` asks twice; as many modules as four releases have
-@lru_cache(maxsize=256)
 def _fingerprints(source: bytes | None, names: tuple[str, ...]) -> dict[str, str]:
     if source is None:
         return dict.fromkeys(names, ABSENT)
     try:
-        return fingerprint.fingerprints(source.decode("utf-8"), names)
-    except (SyntaxError, ValueError, tokenize.TokenError, RecursionError):
+        return _read(source, names)
+    # MemoryError: what Python's parser says of a source that is too deep for it
+    except (SyntaxError, ValueError, tokenize.TokenError, RecursionError, MemoryError):
         return dict.fromkeys(names, UNREADABLE)
+
+
+# `verify` asks twice; as many modules as four releases have
+@lru_cache(maxsize=256)
+def _read(source: bytes, names: tuple[str, ...]) -> dict[str, str]:
+    return fingerprint.fingerprints(source.decode("utf-8"), names)
 
 
 def reader(target: Target) -> Callable[[str], bytes | None]:

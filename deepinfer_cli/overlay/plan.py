@@ -100,7 +100,7 @@ def plan_install(
             code="layout-unknown",
             hint=f"DeepInfer serves vLLM {', '.join(manifest.releases)}",
         )
-    refuse_missing(target, filter(None, map(target.module_path, manifest.modules)), record)
+    refuse_missing(target, filter(None, map(target.module_path, manifest.looked_at)), record)
     found = match.match(manifest, target.version, match.observe(manifest, match.reader(target)))
     ops = decide(found, target, tuple(manifest.releases), partial=partial)
     skip = tuple(sorted(op.name for op in ops if not op.installed))

@@ -78,6 +78,18 @@ def test_status_of_a_vllm_that_lacks_a_file_says_what_an_install_says(cli: Cli, 
     assert "next:" not in run.err and "--partial" not in run.err
 
 
+@pytest.mark.release
+@pytest.mark.parametrize("gone", ["models/deepseek_v41/attention.py", "v1/worker/workspace.py"])
+def test_a_missing_file_is_named_whether_it_is_hooked_or_only_relied_on(
+    cli: Cli, real_release: Callable[..., Path], gone: str
+) -> None:
+    site = real_release("0.33.0")
+    (site / "vllm" / gone).unlink()
+    refused = cli("install", "--target", site, "--arch", "sm80", "--partial", "--dry-run")
+    assert refused.code == 4 and "error[file-missing]" in refused.err and gone in refused.err
+    assert gone in cli("status", "--target", site).out
+
+
 @pytest.mark.usefixtures("fake")
 def test_a_wrong_path_is_said_before_a_missing_gpu(cli: Cli, tmp_path: Path) -> None:
     run = cli("install", "--target", tmp_path / "none")

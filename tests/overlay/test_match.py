@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from deepinfer_cli.errors import ExitCode, UnsupportedError
-from deepinfer_cli.overlay import hook
+from deepinfer_cli.overlay import hook, match
 from deepinfer_cli.overlay.manifest import Manifest
 from deepinfer_cli.overlay.plan import plan_install
 from tests.conftest import CACHE_UTILS
@@ -122,3 +122,17 @@ def test_the_fork_layout_fits_with_rewritten_imports(fake_vllm, fake_payload, fa
         "vllm/models/deepseek_v4_1/amd/rocm.py",
         "vllm/models/deepseek_v4_1/common/ops/cache_utils.py",
     ]
+
+
+def test_what_is_too_deep_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How deep a source may be depends on the caller: the answer is not kept."""
+    real, raised = match.fingerprint.fingerprints, [RecursionError(), MemoryError()]
+
+    def read(source: str, names: tuple[str, ...]) -> dict[str, str]:
+        if raised:
+            raise raised.pop()
+        return real(source, names)
+
+    monkeypatch.setattr(match.fingerprint, "fingerprints", read)
+    answers = [match._fingerprints(b"too_deep = 1\n", ("too_deep",))["too_deep"] for _ in range(3)]
+    assert answers[:2] == [match.UNREADABLE] * 2 and len(answers[2]) == 64
