@@ -99,12 +99,15 @@ def _refused_stages(gpus: int, release: str) -> list[tuple[str, str]]:
     if gpus > 1 and (why := partition.no_stages(release)):
         return [("PP2 and more", why)]
     found = []
-    most, cuts = partition.MAX_STAGES, ", ".join(map(str, partition.CUTS))
-    equal = [n for n in range(2, min(gpus, most) + 1) if not partition.check(partition.even(n)).legal]
+    equal = [
+        n
+        for n in range(2, min(gpus, partition.MAX_STAGES) + 1)
+        if not partition.check(partition.even(n)).legal
+    ]
     if equal:
         name = f"PP{equal[0]}" + (f" to PP{equal[-1]}" if len(equal) > 1 else "")
         found.append((f"{name} in vLLM's own equal stages",
-                      f"stages can begin at layers {cuts} only: elsewhere their layers share a KV cache with those before, "
+                      f"stages can begin at layers {partition.BEGINNINGS} only: elsewhere their layers share a KV cache with those before, "
                       f"and vLLM 0.30 to 0.33 raises NotImplementedError; {partition.VARIABLE} names better ones"))  # fmt: skip
     return found
 

@@ -94,7 +94,7 @@ def missing(shape: Shape, partition: Sequence[int], traffic: Traffic) -> list[tu
     """Stages that own no page of a group, which stock vLLM 0.30 to 0.33 cannot allocate.
 
     `planning:_project_kv_cache_groups_to_worker` leaves such a group the whole model's layers, and
-    `v1/worker/utils.py:allocate_kv_cache` finds no group that has them: StopIteration. Seen with 0.33.0 on two H200.
+    `v1/worker/utils.py:allocate_kv_cache` finds no group that has them: StopIteration (tests/payload/test_pipeline.py).
     """
     whole = groups(shape, traffic)
     return [

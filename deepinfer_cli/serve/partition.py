@@ -15,6 +15,7 @@ LAYERS = FLASH.layers
 KV_SOURCES = FLASH.kv_sources
 # a stage may start here: no later layer looks for a cache on an earlier stage, and the stage before has a KV source
 CUTS = tuple(cut for cut in FLASH.cuts if cut > KV_SOURCES[0])
+BEGINNINGS = ", ".join(map(str, CUTS))
 MAX_STAGES = len(CUTS) + 1
 VARIABLE = "VLLM_PP_LAYER_PARTITION"
 _PUBLISHED = (14, 14, 12)
@@ -110,8 +111,7 @@ def check(partition: Sequence[int], stages: int | None = None) -> Verdict:
         return _refused(given, "a stage has no layer", count)
     if sum(given) != LAYERS:
         return _refused(given, f"its layers add up to {sum(given)}, the model has {LAYERS}", count)
-    wrong = [cut for cut in cuts(given) if cut not in CUTS]
-    if not wrong:
+    if not _wrong(given):
         return Verdict(given, True, f"{text(given)} cuts where no layer needs an earlier stage's cache")
     named = " (the published layout of six GPUs, TP2 x PP3)" if given == _PUBLISHED else ""
     reasons = "; and ".join(why for why in (_inside(given), _bare(given)) if why)
@@ -143,7 +143,7 @@ def _bare(partition: Sequence[int]) -> str | None:
 def too_many() -> str:
     """Why no more than `MAX_STAGES` stages start."""
     return (
-        f"stages can begin at layers {text(CUTS).replace(',', ', ')} only, so there are at most {MAX_STAGES}: a first stage of one "
+        f"stages can begin at layers {BEGINNINGS} only, so there are at most {MAX_STAGES}: a first stage of one "
         f"or two layers has no KV source, and vLLM 0.30 to 0.33 asserts {_SAME_LAYOUTS}"
     )
 
@@ -152,10 +152,10 @@ def short(partition: Sequence[int]) -> str | None:
     """What `check` says against whole partitions, in a few words; None where it says nothing."""
     if len(partition) > MAX_STAGES:
         return f"it has {len(partition)} stages, and at most {MAX_STAGES} start"
-    wrong = [str(cut) for cut in cuts(partition) if cut not in CUTS]
+    wrong = _wrong(partition)
     if not wrong:
         return None
-    return f"no stage can begin at layer {' or '.join(wrong)}: at {text(CUTS).replace(',', ', ')} only"
+    return f"no stage can begin at layer {' or '.join(map(str, wrong))}: at {BEGINNINGS} only"
 
 
 def relayed(partition: Sequence[int]) -> tuple[int, ...]:
@@ -165,7 +165,12 @@ def relayed(partition: Sequence[int]) -> tuple[int, ...]:
 
 def _shared(partition: Sequence[int]) -> list[int]:
     """The cuts after which a layer reads a cache of an earlier stage."""
-    return [cut for cut in cuts(partition) if cut > KV_SOURCES[0] and cut not in CUTS]
+    return [cut for cut in _wrong(partition) if cut > KV_SOURCES[0]]
+
+
+def _wrong(partition: Sequence[int]) -> list[int]:
+    """The cuts where no stage may start."""
+    return [cut for cut in cuts(partition) if cut not in CUTS]
 
 
 def _refused(given: tuple[int, ...], reason: str, stages: int) -> Verdict:
