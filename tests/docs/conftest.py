@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shlex
 import shutil
@@ -15,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from deepinfer_cli.output import Output
-from deepinfer_cli.overlay import fingerprint
 from tests.cli.conftest import Cli, Run, cli, gpus, plain_environment
 
 __all__ = ["cli", "gpus", "plain_environment"]
@@ -24,14 +22,6 @@ __all__ = ["cli", "gpus", "plain_environment"]
 PLACE = "/srv/demo"
 # what else a shown line may start with, to be run here
 PROGRAMS = {"deepinfer", "cp", "git", "python", "python3"}
-
-
-@functools.cache
-def _fingerprints(source: str, names: tuple[str, ...]) -> dict[str, str]:
-    return _REAL(source, names)
-
-
-_REAL = fingerprint.fingerprints
 
 
 @dataclass(frozen=True)
@@ -62,10 +52,6 @@ def reader(
     cli: Cli, real_release: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Reader:
     """A reader in an empty folder, whose Python imports a vLLM that has the overlay, and who says yes when asked."""
-    # most of the time of most commands, for the same few files
-    monkeypatch.setattr(
-        fingerprint, "fingerprints", lambda source, names: dict(_fingerprints(source, tuple(names)))
-    )
     folder = tmp_path / "demo"
     # the download that `--wheel` finds is not the user's own: nothing may be fetched, or written there
     kept = real_release("0.33.0", tmp_path / "home" / ".cache" / "deepinfer" / "wheels" / "0.33.0")
