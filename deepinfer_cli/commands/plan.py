@@ -212,7 +212,7 @@ def _result(
     if best is not None and best.held:
         return Result("plan", data)
     if best is not None:
-        return _no_room(data, machine, load, contexts, best)
+        return _no_room(data, machine, load, contexts, best, experts)
     would = what_would(machine.gpus, machine.gib, load, contexts, experts)
     nearest = (unchanged,) if unchanged else tuple(would)
     data["nearest"] = list(nearest)
@@ -245,13 +245,18 @@ def _lacking(one: Option, load: Load) -> str:
 
 
 def _no_room(
-    data: dict[str, Any], machine: Machine, load: Load, contexts: Sequence[int], best: Option
+    data: dict[str, Any],
+    machine: Machine,
+    load: Load,
+    contexts: Sequence[int],
+    best: Option,
+    experts: bool | None,
 ) -> Result:
     """The GPUs would do, and the host's memory does not."""
     needed = best.estimate.host.needed(huge_pages=load.huge_pages)
     tables = not load.engram_on_gpu
     moved = replace(load, engram_on_gpu=True)
-    there = tuple(what_would(machine.gpus, machine.gib, moved, contexts)) if tables else ()
+    there = tuple(what_would(machine.gpus, machine.gib, moved, contexts, experts)) if tables else ()
     data["nearest"] = list(there)
     said = f"the host has {machine.host:.0f} GiB, and {best.estimate.layout.name} pins {needed:.0f}"
     said += " with Engram's tables; on the GPUs they do not fit either" if tables else " for token ids"

@@ -519,3 +519,12 @@ def test_the_stage_that_decides_is_the_one_of_the_error(plan: Plan) -> None:
 def test_the_memory_of_the_host_is_a_sentence_of_its_own(plan: Plan) -> None:
     run = plan(*of(8, 80), "--host-memory", 512)
     assert " with huge pages. The host has 512.\n" in run.out
+
+
+def test_hints_for_a_small_host_keep_the_kind_of_experts(plan: Plan) -> None:
+    run = plan(*of(8, 80), "--host-memory", 100, "--no-expert-parallel")
+    assert run.code == 3 and "error[host-memory-too-small]" in run.err
+    bought = [
+        one for one in run.err.split("; or ") if "with --engram gpu" in one and "without --no-" not in one
+    ]
+    assert bought and not any("expert parallelism" in one for one in bought)
